@@ -5,8 +5,9 @@ VENV := .venv
 COMPAT := .venv-compat
 ENVIRONMENTS := .venv-environments
 FOREIGN := $(basename $(notdir $(wildcard requirements/environments/*.txt)))
-CLIENTS := $(basename $(notdir $(wildcard requirements/compat/*.txt)))
-FRAMEWORKS := $(patsubst requirements/compat/%.txt,%,$(wildcard requirements/compat/frameworks/*.txt))
+# mini-swe-agent, the one foreign program of `make test` that headgate's environment lacks.
+CLIENTS := openai2
+FRAMEWORKS := $(patsubst requirements/compat/%.txt,%,$(wildcard requirements/compat/*.txt requirements/compat/frameworks/*.txt))
 NODE_CLIENTS := $(patsubst requirements/compat/%/package-lock.json,%,$(wildcard requirements/compat/npm/*/package-lock.json))
 LITELLM := .venv-litellm
 ROUTERS := .venv-routers
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
 # What keeps to the words of docs/guide/glossary.md; the rest follows, folder by folder.
-WORDED := console/src recipes .github README.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md $(addprefix docs/topics/,$(addsuffix .md,algorithms compatibility control images rewards security sft trainer)),$(wildcard docs/*.md $(addsuffix /*.md,docs/guide docs/guide/agents docs/topics docs/decisions))) lab/notes/demos.md lab/notes/trainer.md
+WORDED := headgate gateway scheduler migrations bench console/src deploy examples lab recipes reference tests/faults trainer .github README.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md $(addprefix docs/topics/,$(addsuffix .md,control rewards security)),$(wildcard docs/*.md $(addsuffix /*.md,docs/guide docs/guide/agents docs/topics docs/decisions)))
 PIP := -m pip install -qq --disable-pip-version-check
 MERMAID := 11.17.2
 DRAWER := .cache/mermaid-$(MERMAID).min.js
@@ -49,13 +50,13 @@ fix: setup ## format, sort imports, apply the linter's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup console-check engine clients environments ## every test but the long ones, with real vLLM and foreign clients
+test: setup console-check engine clients ## every test but the long ones, with real vLLM, the openai and anthropic SDKs and a coding agent
 	$(TESTS) test
 
 test-fast: setup ## the tests that need no server and no other environment (3 minutes)
 	$(TESTS) test-fast
 
-test-all: test test-compat ## everything: also the tests that take minutes each, and test-compat
+test-all: test test-compat environments ## everything: also the tests that take minutes each, and test-compat
 	$(TESTS) test-all
 
 test-compat: setup clients-all ## foreign programs; makes docs/topics/compatibility.md. GROUP=coding runs and prints a part

@@ -2,10 +2,10 @@
 
 A gateway, recording on, before the mock engine. Each shape is one request whose body is several megabytes of one thing; the
 figure is the worst lag of the gateway's event loop (`bench.lagging`) from the moment it is sent until it is answered, the worst
-of a few rounds. Prompts that turn out to be longer than the model's context are refused, after all of them was read and rendered.
+of a few rounds. Prompts longer than the model's context are refused, after the gateway has read and rendered all of them.
 
-`own` leaves out what other programs took of the machine: the loop is late by no more than the CPU time that the gateway used
-meanwhile. On an idle machine both columns are alike.
+`own` leaves out the load of other programs: it counts a delay only up to the CPU time that the gateway used in the meantime. On
+an idle machine both columns are equal.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _arguments(megabytes: float) -> str:
 
 
 def _tools(megabytes: float, each: int) -> list[dict[str, Any]]:
-    """Tools with `each` parameters."""
+    """Return tools with `each` parameters."""
     described = {"type": "string", "description": "what it is for, in a few words"}
     schema = {"type": "object", "properties": {f"p{j}": described for j in range(each)}}
     one = {"description": "Does things.", "parameters": schema}

@@ -1,8 +1,8 @@
 """Measures the control program's share of one core at many engines and open calls.
 
-The program of a gateway with one trained model gets, in virtual time, what its gateway would tell it: every few milliseconds the
-calls that came and ended, every second a snapshot of all engines and how full the batch is. Calls that it moves arrive second.
-Most of an episode's later call is cached in the engine of the one before.
+The program of a gateway with one trained model receives, in virtual time, what its gateway would report: every few milliseconds
+the calls that began and ended, every second a snapshot of all engines and how full the batch is. Calls that it moves arrive a
+second time. Most of an episode's later call is cached in the engine of the one before.
 
 A first run generates the events. A second program gets the same events and makes the same decisions; only its CPU time counts
 (checking, deciding, recording). Weight updates of the engines are left out: they are seconds apart.
@@ -40,7 +40,7 @@ from scheduler.policies.staleness_events import (
 )
 from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program import ControlProgram
-from scheduler.program.calls import Arrived, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
+from scheduler.program.calls import Arrived, CallDeparted, Demand, EngineLoad, Move, Opened, Placed, Snapshot
 from scheduler.program.nodes import Filling
 from scheduler.reactor import MILLISECOND, SECOND, PhysicalAction, Recording, Runtime, VirtualClock
 
@@ -52,13 +52,11 @@ _CACHED = 1500
 _LATE_CALL_WEIGHT = 64.0
 """The default of `[routing] late_call_weight`."""
 _FILL = 1000
-"""Calls that arrive at once while the program is filled."""
+"""Calls that arrive together while the program is filled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The size of it."""
-
     engines: int
     calls: int
     """Calls that are open at the same time, each in an episode of its own."""
@@ -100,20 +98,20 @@ class Load:
         self._where: dict[str, str] = {}
         self._running = {f"engine-{number:04}": 0 for number in range(plan.engines)}
         self._ends: list[tuple[float, str, int]] = []
-        self._anew: list[Arrived] = []
+        self._moved_calls: list[Arrived] = []
 
     def fill(self) -> None:
-        """Open the engines and the calls; costs nothing that counts."""
+        """Open the engines and the calls. Not measured."""
         self.runtime.start()
         for engine in self._running:
-            self._tell("open", self._placement.opened, Opened(engine, 0))
+            self._inject("open", self._placement.opened, Opened(engine, 0))
         left = self.plan.calls
         while left > 0:
             born = [
                 self._begin(name, self._random.randint(1, self.plan.episode_calls))
                 for name in self._episodes(min(left, _FILL))
             ]
-            self._tell("fill", self._placement.demand, Demand((), tuple(born)))
+            self._inject("fill", self._placement.demand, Demand((), tuple(born)))
             left -= len(born)
         self.moved = self.arrived = self.left = self.refused = 0
 
@@ -124,12 +122,12 @@ class Load:
             self.runtime.run_until(now)
             self._tick(now / SECOND)
             if now // SECOND > (now - tick) // SECOND:
-                engines = [EngineSeen(*seen) for seen in self._seen()]
-                self._tell("snapshot", self._placement.seen, Seen(tuple(engines)))
+                engines = [EngineLoad(*engine) for engine in self._snapshot()]
+                self._inject("snapshot", self._placement.snapshot, Snapshot(tuple(engines)))
                 filling = Filling.of(_MODEL, self._rule, self.placed)
-                self._tell("batch", self.program.lending.filling, filling)
+                self._inject("batch", self.program.lending.filling, filling)
 
-    def _seen(self) -> Iterator[tuple[str, int, int, int, float]]:
+    def _snapshot(self) -> Iterator[tuple[str, int, int, int, float]]:
         for name, running in self._running.items():
             yield name, running, 0, running * (_PROMPT + _SAMPLED // 2), running * 30.0
 
@@ -139,15 +137,15 @@ class Load:
         return len(self._where)
 
     def _tick(self, now_s: float) -> None:
-        left, arrived = [], self._anew
-        self._anew = []
+        left, arrived = [], self._moved_calls
+        self._moved_calls = []
         ended = 0
         while self._ends and self._ends[0][0] <= now_s:
             _, call, rest = heapq.heappop(self._ends)
             engine = self._where.pop(call, None)
             if engine is not None:
                 self._running[engine] -= 1
-            left.append(Left(call, _PROMPT + _SAMPLED))
+            left.append(CallDeparted(call, _PROMPT + _SAMPLED))
             if rest:
                 arrived.append(self._begin(call.rpartition("/")[0], rest, engine or ""))
             else:
@@ -156,11 +154,11 @@ class Load:
         arrived += [self._begin(episode, self.plan.episode_calls) for episode in self._episodes(ended)]
         self.left += len(left)
         self.arrived += len(arrived)
-        gone = {one.call for one in left}
-        arrived = [one for one in arrived if one.call not in gone]
+        ended_calls = {one.call for one in left}
+        arrived = [one for one in arrived if one.call not in ended_calls]
         if not left and not arrived:
             return
-        self._tell("calls", self._placement.demand, Demand(tuple(left), tuple(arrived)))
+        self._inject("calls", self._placement.demand, Demand(tuple(left), tuple(arrived)))
 
     def _episodes(self, count_: int) -> list[str]:
         """Return new ones, as far as the ledger admits them."""
@@ -188,7 +186,7 @@ class Load:
             for buffer in [command.buffer for command in commands if isinstance(command, BufferReady)]:
                 events += (Leased(buffer), Publish(buffer + 1), Consume(buffer))
 
-    def _tell(self, kind: str, action: PhysicalAction[Any], value: Any) -> None:
+    def _inject(self, kind: str, action: PhysicalAction[Any], value: Any) -> None:
         self.inputs.append(Input(self.clock.now(), kind, action.path, value))
         self.runtime.inject(action, value)
         self.runtime.advance()
@@ -203,7 +201,7 @@ class Load:
             if self._where.pop(move.call, None) is not None:
                 self._running[move.engine] -= 1
             self.moved += 1
-            self._anew.append(Arrived(move.call, 0, _PROMPT + _SAMPLED // 2, expected=_SAMPLED // 2))
+            self._moved_calls.append(Arrived(move.call, 0, _PROMPT + _SAMPLED // 2, expected=_SAMPLED // 2))
 
 
 def built(plan: Plan) -> ControlProgram:

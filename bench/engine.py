@@ -1,13 +1,13 @@
 """`python -m bench.engine`: a bare mock engine in a process of its own, which costs a few microseconds a chunk.
 
 It speaks vLLM's API, and Anthropic's messages, on a plain asyncio protocol, samples nothing and reads no prompt: every reply is
-known beforehand (`bench.replies`), and its chunks are ready but for the request's id. What it says:
+known beforehand (`bench.replies`), and its chunks are ready but for the request's id. What it sends:
 
 - a stream: one token a chunk, each `--chunk-ms` after the one before, at the engine's own pace whatever the client does;
-- an answer that is not streamed, or a generation that fits into one chunk (`stream_interval`): at once.
+- an answer that is not streamed, or a generation that fits into one chunk (`stream_interval`): immediately.
 
 Replies end after `max_tokens`, or with `--chunks` tokens. `POST /bench/settings` changes `chunk_ms`, `chunks` and `tools` for
-what is asked from then on. Owns its streams and the timer; one heap holds every stream that has something to send.
+later requests. Owns its streams and the timer; one heap holds every stream that has something to send.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Engine:
         self.chunks = lru_cache(256)(self._chunks)
 
     def start(self, connection: Connection, name: str, chunks: Chunks) -> None:
-        """Begins a stream."""
+        """Begin a stream."""
         stream = Stream(connection, name, chunks, next(self._numbers))
         stream.due = self._loop.time() + (chunks.gap_s if len(chunks) > 1 else 0.0)
         heappush(self._queue, stream)
@@ -112,15 +112,15 @@ class Engine:
         self._schedule()
 
     def abort(self, names: set[str]) -> int:
-        """End streams; answers how many there were."""
-        gone = [stream for stream in self._queue if stream.name in names]
+        """End streams, and return their number."""
+        ended = [stream for stream in self._queue if stream.name in names]
         self._queue = sorted(stream for stream in self._queue if stream.name not in names)
-        for stream in gone:
+        for stream in ended:
             stream.connection.write(stream.chunks.abort(stream.sent, stream.name, self.label))
-        return len(gone)
+        return len(ended)
 
     def control(self, path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:
-        """Status and answer of every path that generates nothing."""
+        """Return status and answer of a path that generates nothing."""
         match path:
             case "/pause":
                 self.pause(query.get("mode", "abort") == "abort")
@@ -148,7 +148,7 @@ class Engine:
     def _chunks(
         self, settings: EngineSettings, form: str, max_tokens: int, interval: int, extra: str | bool
     ) -> Chunks:
-        """`extra`: the label of a generation; of a chat, whether its usage is asked for."""
+        """Return the chunks of a reply. `extra`: a generation's label; for a chat, whether it requests its usage."""
         reply = settings.reply(max_tokens)
         gap_s = settings.chunk_ms / 1000
         if form == "chat":
@@ -165,12 +165,12 @@ class Engine:
             self._timer = self._loop.call_at(self._queue[0].due, self._send_due)
 
     def _send_due(self) -> None:
-        """Every chunk whose time has come. Due times are absolute: a late timer does not make an engine slower."""
+        """Send every chunk that is due. Due times are absolute: a late timer does not make an engine slower."""
         self._timer = None
         now, queue = self._loop.time() + 0.0005, self._queue
         while queue and queue[0].due <= now:
             stream = heappop(queue)
-            if not stream.connection.gone and stream.send():
+            if not stream.connection.closed and stream.send():
                 stream.due += stream.chunks.gap_s
                 heappush(queue, stream)
         self._schedule()
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
     """One client."""
 
     def __init__(self, engine: Engine) -> None:
-        self.gone = False
+        self.closed = False
         self._engine = engine
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -188,15 +188,15 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send bytes; the ones that say nothing are left out."""
-        if data and self._transport is not None and not self.gone:
+        """Send bytes, unless there are none or the client has disconnected."""
+        if data and self._transport is not None and not self.closed:
             self._transport.write(data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gone = True
+        self.closed = True
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

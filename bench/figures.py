@@ -10,7 +10,7 @@ LATENCIES = ("first_ms_p50", "first_ms_p99", "request_ms_p50", "request_ms_p99",
 
 
 def figures(window: Window) -> dict[str, float | None]:
-    """Rates per second, latencies in milliseconds, CPU-seconds per 1,000 tokens."""
+    """Return rates per second, latencies in milliseconds, and CPU-seconds per 1,000 tokens."""
     answers, tokens = window.answers, window.tokens
     counts = (window.requests, window.chunks, tokens)
     found: dict[str, float | None] = {key: n / window.seconds for key, n in zip(RATES, counts, strict=True)}
@@ -40,10 +40,10 @@ def describe(shape: Shape) -> str:
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    """None where one of them is unknown, or the base 0."""
+    """Return value / base; None if one is unknown, or the base 0."""
     return value / base if value is not None and base else None
 
 
 def difference(value: float | None, base: float | None) -> float | None:
-    """None where one of them is unknown."""
+    """Return the difference; None if one is unknown."""
     return value - base if value is not None and base is not None else None

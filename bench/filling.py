@@ -72,7 +72,7 @@ class Filled:
         return group >= self.groups - _OPEN
 
     def fate(self, group: int) -> str:
-        """trained, dropped, eval or open."""
+        """Return `trained`, `dropped`, `eval` or `open`."""
         if self.is_open(group):
             return "open"
         return {7: "dropped", 8: "eval"}.get(group % 10, "trained")
@@ -82,7 +82,7 @@ class Filled:
         return AGENT if group % 5 == 0 or self.is_open(group) else ""
 
     def rows(self, group: int) -> dict[str, list[_Row]]:
-        """All rows of a group, by table."""
+        """Return all rows of a group, by table."""
         random = Random(f"group {group}")
         found: dict[str, list[_Row]] = {table.name: [] for table in _TABLES}
         at, fate = _BEGAN + group * 60.0, self.fate(group)
@@ -214,13 +214,13 @@ def fill(engine: Engine, filled: Filled, advance: Callable[[int], Any] = lambda 
 
 def _portions(filled: Filled) -> Iterator[tuple[dict[str, list[_Row]], int]]:
     rows: dict[str, list[_Row]] = {table.name: [] for table in _TABLES}
-    done = 0
+    calls = 0
     for group in range(filled.groups):
         for name, some in filled.rows(group).items():
             rows[name] += some
         if len(rows["calls"]) >= _AT_ONCE or group == filled.groups - 1:
-            done += len(rows["calls"])
-            yield rows, done
+            calls += len(rows["calls"])
+            yield rows, calls
             rows = {table.name: [] for table in _TABLES}
 
 

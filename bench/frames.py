@@ -37,7 +37,7 @@ class Chunks:
         return frame + self.end if number == len(self.tails) - 1 else frame
 
     def abort(self, sent: int, name: str, label: str) -> bytes:
-        """The end of a generation that is given back after `sent` frames."""
+        """Return the end of a generation that is aborted after `sent` frames."""
         count = sum(
             len(orjson.loads(b'{"id":"' + tail)["choices"][0]["token_ids"]) for (tail,) in self.tails[:sent]
         )
@@ -60,8 +60,7 @@ def generate_chunks(reply: Reply, gap_s: float, interval: int, label: str) -> Ch
 
 
 def chat_chunks(reply: Reply, gap_s: float, *, usage: bool) -> Chunks:
-    """Return a chat's reply, a token in a chunk; the role comes with the first one, the usage (if it is asked for) with the
-    last."""
+    """Return a chat's reply, a token in a chunk; the role comes with the first one, the usage (on request) with the last."""
     tails: list[tuple[bytes, ...]] = []
     last = len(reply.ids) - 1
     for i, delta in enumerate(reply.deltas):
@@ -105,7 +104,7 @@ def message_chunks(reply: Reply, gap_s: float) -> Chunks:
 
 
 def generate_whole(reply: Reply, name: str, label: str) -> dict[str, Any]:
-    """A generation that is not streamed."""
+    """Return a generation that is not streamed."""
     return {
         "request_id": name,
         "choices": [_generated(reply.ids, _engine_finish(reply), label, len(reply.ids))],
@@ -127,7 +126,7 @@ def chat_whole(reply: Reply) -> dict[str, Any]:
 
 
 def message_whole(reply: Reply) -> dict[str, Any]:
-    """A message that is not streamed."""
+    """Return a message that is not streamed."""
     texts = {field: reply.joined(field) for field in ("reasoning_content", "content")}
     content = [{**_BLOCKS[field].empty, _BLOCKS[field].text: text} for field, text in texts.items() if text]
     if reply.finish == "tool_calls":
@@ -159,7 +158,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 def _piece(delta: dict[str, Any] | None) -> tuple[str, str]:
-    """(its field, the text in that) of a chat's delta."""
+    """Return the field of a chat's delta, and the text in it."""
     for field, value in (delta or {}).items():
         return field, value if isinstance(value, str) else value[0]["function"]["arguments"]
     return "", ""

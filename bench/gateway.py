@@ -1,4 +1,4 @@
-"""Measures what the gateway costs, beside its peers before a mock engine and against an engine reached directly. Recording is on.
+"""Measures what the gateway costs, with recording on: compared with its peers, and with an engine reached directly.
 
 `bench.peers` is the comparison with a pass-through, LiteLLM's proxy and routers, `bench.pair` that with the engine itself; this
 is their command line and their report. Nothing is asserted: failed requests are counted and shown.
@@ -51,8 +51,8 @@ def main(
     engine: Annotated[
         str,
         typer.Option(
-            help="`mock`: beside a pass-through, LiteLLM and two routers. `fake`, `vllm` (real, on a tiny random model) or `both`"
-            " of them: against the engine reached directly. `all`: everything."
+            help="`mock`: compared with a pass-through, LiteLLM and two routers. `fake`, `vllm` (real, on a tiny random model) or"
+            " `both`: compared with the engine reached directly. `all`: everything."
         ),
     ] = "all",
     streams: Annotated[
@@ -66,9 +66,7 @@ def main(
     tools: Annotated[bool, typer.Option(help="With mock: also replies that think and call a tool.")] = True,
     logprobs: Annotated[
         bool,
-        typer.Option(
-            help="With mock: the client of chats asks for log-probabilities. headgate records them anyway."
-        ),
+        typer.Option(help="With mock: chats request log-probabilities. headgate records them anyway."),
     ] = False,
     seconds: Annotated[
         float,
@@ -96,7 +94,7 @@ def main(
     streams) of the engine itself, headgate, a ten-line FastAPI pass-through, LiteLLM's proxy and the routers of vLLM and SGLang,
     which are compiled and record nothing, each with its CPU and memory.
     Then the same by Anthropic's messages, without the routers, and with LiteLLM twice: `litellm-rust` is its proxy started with
-    LITELLM_RUST=1, and the last row says whether that answered in Rust.
+    LITELLM_RUST=1, and the last row reports whether it answered in Rust.
     The keys vs_litellm_requests, vs_litellm_chunks_64 and so on are headgate's rate over LiteLLM's, in the same round;
     vs_litellm_messages_requests, vs_litellm_rust_messages_chunks_64 and so on are those of messages;
     first_p99_ratio_64 is its p99 of the time to a first token over the pass-through's; idle_mib its memory before a call.
@@ -135,10 +133,10 @@ def main(
     started, before = time.monotonic(), machine()
     plan = Plan(peers, pairs)
     with Steps(plan.steps) as steps:
-        beside, against, idle_mib = uvloop.run(_bench(plan, steps))
-    show_peers(beside, logprobs)
+        peers_results, pair_results, idle_mib = uvloop.run(_bench(plan, steps))
+    show_peers(peers_results, logprobs)
     for name in pairs.engines:
-        show_pair(name, [result for result in against if result["engine"] == name])
+        show_pair(name, [result for result in pair_results if result["engine"] == name])
     report = {
         "bench": "gateway",
         "command": " ".join(["python -m bench.gateway", *sys.argv[1:]]),
@@ -146,17 +144,19 @@ def main(
         "window_s": seconds,
         "rounds": rounds,
         "max_tokens": MAX_TOKENS,
-        "results": [*beside, *against],
-        "failed_requests": sum(sum(result["failures"].values()) for result in [*beside, *against]),
+        "results": [*peers_results, *pair_results],
+        "failed_requests": sum(
+            sum(result["failures"].values()) for result in [*peers_results, *pair_results]
+        ),
         "seconds": round(time.monotonic() - started, 1),
-        **keys_of(beside),
+        **keys_of(peers_results),
         **({} if idle_mib is None else {"idle_mib": idle_mib}),
     }
     finish(report, out)
 
 
 async def _bench(plan: Plan, steps: Steps) -> tuple[list[dict[str, Any]], list[dict[str, Any]], float | None]:
-    beside: list[dict[str, Any]] = []
+    peers_results: list[dict[str, Any]] = []
     idle_mib = None
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         work = Path(folder)
@@ -165,9 +165,9 @@ async def _bench(plan: Plan, steps: Steps) -> tuple[list[dict[str, Any]], list[d
         gc.collect()
         gc.freeze()  # the tokenizer's library leaves a million objects that the load client need not walk
         if plan.peers is not None:
-            beside, idle_mib = await measure_peers(plan.peers, work / "model", prompts, work, steps)
-        against = await measure_pairs(plan.pairs, work / "model", prompts, work, steps)
-    return beside, against, idle_mib
+            peers_results, idle_mib = await measure_peers(plan.peers, work / "model", prompts, work, steps)
+        pair_results = await measure_pairs(plan.pairs, work / "model", prompts, work, steps)
+    return peers_results, pair_results, idle_mib
 
 
 def _engines(name: str, python: Path) -> list[str]:
@@ -187,7 +187,7 @@ def _apis(text: str) -> list[str]:
 
 
 def _targets(text: str, apis: list[str], programs: Mapping[str, Path]) -> list[str]:
-    """The targets that there are and that answer one of these APIs; the absence of others is said."""
+    """Return the installed targets that answer one of these APIs, and report those that are missing."""
     names = text.split(",")
     if set(names) - set(TARGETS) or "headgate" not in names:
         message = f"headgate and any of {', '.join(name for name in TARGETS if name != 'headgate')}"
@@ -195,7 +195,7 @@ def _targets(text: str, apis: list[str], programs: Mapping[str, Path]) -> list[s
     names = [name for name in names if any(name in APIS[api] for api in apis)]
     for name, program in programs.items():
         if name in names and not program.exists():
-            message = f"{program} is missing (`make bench NAME=gateway` installs it): the comparison goes on without {name}"
+            message = f"{program} is missing (`make bench NAME=gateway` installs it): the comparison leaves out {name}"
             typer.echo(message, err=True)
             names.remove(name)
     return names

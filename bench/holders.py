@@ -1,7 +1,7 @@
-"""Engines that hold real bytes and sample nothing: a process each, to which versions come by each way of the product.
+"""Engines that hold real bytes and sample nothing: a process each, which receives versions by each transport of the product.
 
-Each brings a version beside what it holds (`bring`): every piece is compared with the manifest's hash. Then it puts it in place
-(`swap`): the bytes are copied over those that it held, which is what an engine is paused for.
+Each receives a version in addition to the one that it has (`bring`), and compares every piece with the manifest's hash. Then it
+copies the bytes over those that it has (`swap`), which is what an engine is paused for.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Holder:
         self._process.start()
         self._busy = threading.Lock()
 
-    def ask(self, what: str, *given: Any) -> Any:
-        """Has it do something, and answers what it answers; blocks."""
+    def call(self, what: str, *given: Any) -> Any:
+        """Call the engine's method `what`, and return its result; block until then."""
         with self._busy:
             self.begin(what, *given)
             return self.end()
 
     def begin(self, what: str, *given: Any) -> None:
-        """Tells it what to do."""
+        """Start a call of the engine's method `what`."""
         self._pipe.send((what, *given))
 
     def end(self) -> Any:
-        """Return the engine's answer to `begin`; blocks until it is there. Raise RuntimeError with the error over there."""
+        """Return the result of `begin`; block until then. Raise RuntimeError with the engine's error."""
         found, error = self._pipe.recv()
         if error:
             raise RuntimeError(error)
@@ -65,18 +65,18 @@ class _Engine:
     _mirror: Mirror
 
     def __init__(self) -> None:
-        self._held: dict[str, torch.Tensor] = {}
+        self._loaded: dict[str, torch.Tensor] = {}
         self._came: dict[str, torch.Tensor] = {}
 
     def ready(self) -> None:
-        """Nothing; whoever asks knows that the process is there."""
+        """Return once the process runs."""
 
     def forget(self) -> None:
-        """Frees all memory."""
-        self._held, self._came = {}, {}
+        """Free all memory."""
+        self._loaded, self._came = {}, {}
 
     def bring_folder(self, folder: Path) -> int:
-        """Read a version's tensors from a folder; answers the bytes."""
+        """Read a version's tensors from a folder; return the number of bytes."""
         self._came = {}
         files = json.loads((folder / MANIFEST).read_text())["files"]
         pieces = [piece for piece in pieces_of(files) if piece.file.endswith(".safetensors")]
@@ -94,12 +94,12 @@ class _Engine:
         return sum(len(data) for data in self._came.values())
 
     def bring_transfer(self, join: Join) -> int:
-        """Receives a version by collective operations."""
+        """Receive a version by collective operations; return the number of bytes."""
         self._came = dict(Receiver(join, 1).result(LIMIT_S).files)
         return sum(len(data) for data in self._came.values())
 
     def serve(self, folder: Path) -> str:
-        """Serve a folder of versions, and fetch into it, as `gateway mirror` does; answers the URL."""
+        """Serve a folder of versions, and fetch into it, as `gateway mirror` does; return the URL."""
         started: Future[str] = Future()
 
         async def run() -> None:
@@ -114,19 +114,19 @@ class _Engine:
         return started.result(LIMIT_S)
 
     def fetched(self) -> int:
-        """Return the bytes that came from elsewhere, since this was asked last."""
+        """Return the bytes that were fetched from elsewhere since the last call."""
         found = sum(size for source, size in self._mirror.fetched.items() if source != "local")
         self._mirror.fetched.clear()
         return found
 
     def swap(self) -> float:
-        """Put what came in place; answers the seconds. Adapters are added and replace nothing."""
+        """Put the received bytes in place; return the seconds. Adapters are added and replace nothing."""
         for name, data in self._came.items():
-            if name not in self._held:
-                self._held[name] = torch.zeros_like(data)
+            if name not in self._loaded:
+                self._loaded[name] = torch.zeros_like(data)
         began = time.perf_counter()
         for name, data in self._came.items():
-            self._held[name].copy_(data)
+            self._loaded[name].copy_(data)
         took = time.perf_counter() - began
         self._came = {}
         return took

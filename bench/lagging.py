@@ -1,11 +1,11 @@
 """`python -m bench.lagging serve --config FILE`: `gateway serve`, with an event loop that is watched.
 
-The gateway's own command runs unchanged; only the application that it serves is wrapped. `GET /bench/lag` answers by how much the
-loop was late, in milliseconds, since the last time it was asked; `own_max` counts no more of that than the CPU time that the
-process used meanwhile, so that other programs on a busy machine are left out.
+The gateway's own command runs unchanged; only the application that it serves is wrapped. `GET /bench/lag` returns by how much the
+loop was late, in milliseconds, since the last such request; `own_max` counts no more of that than the CPU time that the process
+used in that time, so that other programs on a busy machine are left out.
 
-A timer is due every `EVERY_S`. Where the loop is held up for longer than that, the timers that would have been due meanwhile
-count too, each with what was left of the wait: a sample is what a request that arrives at any moment would have to wait.
+A timer is due every `EVERY_S`. Where the loop is held up for longer than that, the timers that would have been due in the
+meantime count too, each with the rest of the wait: a sample is what a request that arrives at any moment would have to wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LagSampler:
         self._own = 0.0
         self._next()
 
-    def take(self) -> dict[str, float | int | None]:
+    def reset(self) -> dict[str, float | int | None]:
         """Return the figures since the last time, in milliseconds."""
         samples, self.samples = self.samples, []
         own, self._own = self._own, 0.0
@@ -72,7 +72,7 @@ class Watched:
         if scope["type"] == "http" and scope["path"] == _PATH and self._sampler is not None:
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": orjson.dumps(self._sampler.take())})
+            await send({"type": "http.response.body", "body": orjson.dumps(self._sampler.reset())})
             return
 
         async def started(message: Message) -> None:
@@ -84,7 +84,7 @@ class Watched:
 
 
 def main() -> None:
-    """`gateway serve`, watched."""
+    """Run `gateway serve` with a watched loop."""
     import gateway.app
     from gateway.cli import app
 

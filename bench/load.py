@@ -47,7 +47,7 @@ class Target(Protocol):
         ...
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
-        """(chunks that carry a part of the answer, tokens) of a 200. Raise RequestFailed if it is not whole."""
+        """Return the chunks with a part of the answer, and its tokens. Raise RequestFailed if it is not whole."""
         ...
 
 
@@ -80,9 +80,9 @@ class Window:
 
     seconds: float
     answers: list[Answer]
-    """Answers that ended after the window began; those under way at its end were waited for."""
+    """All answers that ended after the window began, those under way at its end included."""
     requests: int
-    """Answers that ended inside the window."""
+    """All answers that ended inside the window."""
     chunks: float
     """Events that came inside the window, whichever answer they belong to; tokens likewise."""
     tokens: float
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
     async def post(
         self, request: bytes, begins: Callable[[bytes], bool] | None = None
     ) -> tuple[int, bytes, float, float]:
-        """(status, body, seconds until the body `begins`, seconds to its end). Raise RequestFailed."""
+        """Return status, body, seconds until the body `begins`, and seconds to its end. Raise RequestFailed."""
         if self._transport is None or self._transport.is_closing():
             raise RequestFailed("connection closed")
         self._answered = asyncio.get_running_loop().create_future()
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only by duck typing
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._answered is not None and not self._answered.done():
@@ -210,11 +210,11 @@ class _Load:
 async def measure(
     target: Target, shape: Shape, seconds: float, clocks: Mapping[str, Callable[[], float]]
 ) -> Window:
-    """Load `target`, and measures for `seconds` from when every stream has had its first answer.
+    """Load `target`, and measure for `seconds` from when every stream has had its first answer.
 
     A slow target gets longer, up to four times `seconds`, until an answer a stream has come. Chunks and tokens count where they
-    came, not where their answer ended, which would flatter whoever is fast: slow targets begin together and end together. What is
-    under way at the end is waited for, because its latency counts.
+    came, not where their answer ended, which would flatter fast targets: slow ones begin together and end together. Answers under
+    way at the end are waited for, because their latency counts.
     """
     load = _Load(target, shape)
     begun = [asyncio.Event() for _ in range(shape.streams)]

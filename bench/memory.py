@@ -1,8 +1,8 @@
 """Measures whether the gateway's memory grows with the calls that it has served.
 
-A gateway, recording on, before the mock engine, which answers at once. Agents open an episode, make some calls, every third of
-them streamed, and close it, over and over. The resident size of the gateway's process is read as the calls go by. `rss_growth` is
-the size after the last call over that after the first `--base`: by default 100,000 over 20,000.
+A gateway, recording on, before the mock engine, which answers immediately. Agents open an episode, make some calls, every third
+of them streamed, and close it, over and over. The resident size of the gateway's process is read as the calls go by. `rss_growth`
+is the size after the last call over that after the first `--base`: by default 100,000 over 20,000.
 
 Sizes are medians over a tenth of `--base` calls before each of the two points: an allocator gives memory back as it likes.
 """
@@ -64,12 +64,12 @@ class _Run:
     steps: Steps
     started: float = field(default_factory=time.perf_counter)
     begun: int = 0
-    done: int = 0
+    calls: int = 0
     points: list[Point] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
     async def run(self) -> None:
-        """All calls."""
+        """Make all calls."""
         self._note()
         async with GatewayClient(self.gateway.url) as client, asyncio.TaskGroup() as agents:
             for n in range(self.plan.connections):
@@ -102,16 +102,16 @@ class _Run:
             self.failures[str(error) or type(error).__name__] += 1
             connection.close()
             connection = await connect(self.gateway.port)
-        self.done += 1
-        if self.done % max(1, self.plan.calls // _STEPS) == 0:
+        self.calls += 1
+        if self.calls % max(1, self.plan.calls // _STEPS) == 0:
             self._note()
         return connection
 
     def _note(self) -> None:
         seconds = time.perf_counter() - self.started
-        self.points.append(Point(self.done, seconds, self.gateway.rss_mib(), self.gateway.cpu_s()))
-        if self.done:
-            self.steps.begin(f"{self.done:,} calls: {self.points[-1].rss_mib:.1f} MiB")
+        self.points.append(Point(self.calls, seconds, self.gateway.rss_mib(), self.gateway.cpu_s()))
+        if self.calls:
+            self.steps.begin(f"{self.calls:,} calls: {self.points[-1].rss_mib:.1f} MiB")
 
 
 def main(
@@ -119,7 +119,7 @@ def main(
     base: Annotated[
         int, typer.Option(min=10, help="Calls after which the memory is compared with.")
     ] = 20_000,
-    connections: Annotated[int, typer.Option(min=1, help="Agents at once.")] = 32,
+    connections: Annotated[int, typer.Option(min=1, help="Concurrent agents.")] = 32,
     calls_per_episode: Annotated[int, typer.Option(min=1, help="Calls before an episode is closed.")] = 6,
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/memory.json"),
 ) -> None:

@@ -1,7 +1,7 @@
 """A tiny random Qwen3 checkpoint for benches, made without torch in a second.
 
 Its tokenizer knows ASCII alone, and every token that an engine samples is one or two whole characters. So a gateway never has to
-hold a token back because a character is not whole, and the number of chunks says how tokens were coalesced, nothing else.
+hold a token back because a character is not whole, and the number of chunks depends only on how tokens were coalesced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEARNED = 8192
 
 
 def token_texts() -> dict[int, str]:
-    """Every token that an engine may sample, the marks included, and its text."""
+    """Return every token that an engine may sample, the marks included, with its text."""
     texts = [text.replace("Ċ", "\n").replace("Ġ", " ") for text in _texts()]
     return dict(enumerate([*texts, *_SPECIALS, *_MARKS]))
 
@@ -114,7 +114,7 @@ def _texts() -> list[str]:
 
 
 def _merges(corpus: str) -> list[tuple[str, str]]:
-    """Learns the merges of byte pair encoding from an ASCII text."""
+    """Learn the merges of byte pair encoding from an ASCII text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     learner = Tokenizer(models.BPE())

@@ -49,7 +49,7 @@ class PairPlan:
 async def measure_pairs(
     plan: PairPlan, model: Path, prompts: Prompts, work: Path, steps: Steps
 ) -> list[dict[str, Any]]:
-    """One result for each engine and load."""
+    """Return one result for each engine and load."""
     results = []
     for name in plan.engines:
         steps.begin(f"{name}: start and warm up")
@@ -74,12 +74,12 @@ class _EngineBench:
     steps: Steps
 
     async def warm_up(self) -> None:
-        """The first batches of an engine are slow, and so are first calls of anything."""
+        """Send some calls: the first ones are slow in every component."""
         for target in await self._targets():
             await measure(target, _WARM_UP, min(1.0, self.plan.seconds), {})
 
     async def measure(self, shape: Shape) -> dict[str, Any]:
-        """Both ways by turns; each round begins with the way that the last one ended with."""
+        """Measure both targets by turns; each round begins with the target that ended the last one."""
         direct, gateway = await self._targets()
         windows: dict[str, list[Window]] = {"direct": [], "gateway": []}
         clocks = {"gateway": self.gateway.cpu_s, "engine": self.engine.cpu_s, "client": time.process_time}
@@ -90,7 +90,7 @@ class _EngineBench:
                 window = await measure(target, shape, self.plan.seconds, clocks)
                 windows[target.name].append(window)
                 for reason, times in window.failures.items():
-                    self.steps.say(f"{times} failed requests: {reason}")
+                    self.steps.log(f"{times} failed requests: {reason}")
         return _result(self.name, shape, windows["direct"], windows["gateway"])
 
     async def _targets(self) -> tuple[DirectTarget, GatewayTarget]:
@@ -107,7 +107,7 @@ async def _each(bench: _EngineBench) -> AsyncIterator[dict[str, Any]]:
 
 
 def _result(engine: str, shape: Shape, direct: list[Window], gateway: list[Window]) -> dict[str, Any]:
-    """One line of the report: each figure of both ways, the ratio gateway / direct, and the difference of latencies."""
+    """Return one line of the report: each figure of both ways, the ratio gateway / direct, and the difference of latencies."""
     sides = [figures(window) for window in direct], [figures(window) for window in gateway]
     rounds = list(zip(*sides, strict=True))
     result: dict[str, Any] = {
@@ -131,7 +131,7 @@ def _result(engine: str, shape: Shape, direct: list[Window], gateway: list[Windo
 
 
 def show_pair(engine: str, results: list[dict[str, Any]]) -> None:
-    """One column a load, one row a figure."""
+    """Print a table: one column a load, one row a figure."""
     title = f"{engine}: the gateway, recording on, against the engine reached directly"
     shapes = [Shape(r["streams"], r["max_tokens"], r["load"] == "stream") for r in results]
     failed = sum(sum(result["failures"].values()) for result in results)

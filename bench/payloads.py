@@ -2,14 +2,15 @@
 
 A gateway, recording on, before the mock engine. Shapes:
 
-- `prompt_1k`, `prompt_16k`, `prompt_128k`: requests with prompts of so many tokens (this project's own sources, in pieces), each
-  in an episode that did not see it, so that every one is rendered and tokenized whole;
-- `sessions`: many streams at once, each of them slow;
+- `prompt_1k`, `prompt_16k`, `prompt_128k`: requests with prompts of this many tokens (this project's own sources, in pieces),
+  each in an episode that did not see it, so that every one is rendered and tokenized whole;
+- `sessions`: many concurrent streams, each of them slow;
 - `conversation`: agents that talk for many turns, and send their whole history with every one;
-- `streams_64` and `streams_256`: so many streams, tokens 5 ms apart; `burst_...`: as many that all begin at the same moment.
+- `streams_64` and `streams_256`: this many streams, tokens 5 ms apart; `burst_...`: the same number that all begin at the same
+  moment.
 
-Of each: the lag of the gateway's event loop (`bench.lagging`), and the time to the first token, less that of the engine reached
-directly under the same load. Gateway, engine and client share the machine: lag contains what the others take of its cores.
+For each: the lag of the gateway's event loop (`bench.lagging`), and the time to the first token, less that of the engine reached
+directly under the same load. Gateway, engine and client share the machine: lag contains the others' use of its cores.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from bench.report import Steps, finish, machine, number, percentile, show
 from bench.targets import ChatTarget, DirectTarget, GatewayTarget, Prompts, open_episodes, post
 
 PROMPTS = {"prompt_1k": (1_000, 32), "prompt_16k": (16_000, 8), "prompt_128k": (128_000, 2)}
-"""Tokens of a prompt, and requests at once."""
+"""Tokens of a prompt, and concurrent requests."""
 _LONGEST = 2**18
 _MANY = 24
 """Different prompts of each length."""
@@ -72,7 +73,7 @@ def main(
     session_ms: Annotated[
         float, typer.Option(min=1.0, help="Milliseconds between two tokens of theirs.")
     ] = 200.0,
-    conversations: Annotated[int, typer.Option(min=1, help="Conversations at once.")] = 8,
+    conversations: Annotated[int, typer.Option(min=1, help="Concurrent conversations.")] = 8,
     turns: Annotated[int, typer.Option(min=2, help="Turns of each.")] = 200,
     streams: Annotated[str, typer.Option(help="Simultaneous streams, with commas.")] = "64,256",
     prompts: Annotated[str, typer.Option(help="Which prompts, with commas.")] = ",".join(PROMPTS),
@@ -165,7 +166,7 @@ def pieces(corpus: str, characters: int, number: int) -> list[str]:
 
 
 class _Shapes:
-    """One gateway, and what is asked of it."""
+    """The shapes of load, on one gateway."""
 
     def __init__(
         self, plan: Plan, engine: Child, gateway: Child, short: Prompts, corpus: str, steps: Steps
@@ -180,23 +181,23 @@ class _Shapes:
         """To a token."""
 
     async def prompt(self, name: str) -> dict[str, Any]:
-        """Prompts of a length."""
+        """Measure prompts of a length."""
         tokens, streams = PROMPTS[name]
         texts = pieces(self._corpus, int(tokens * self.characters_each), _MANY)
         prompts = replace(self._short, texts=texts, ids=[[n] * tokens for n in range(2, 2 + _MANY)])
         return await self._measure(name, Shape(streams, 16, True), prompts)
 
     async def sessions(self) -> dict[str, Any]:
-        """Many slow streams."""
+        """Measure many slow streams."""
         shape = Shape(self._plan.sessions, 64, True)
         return await self._measure("sessions", shape, self._short, chunk_ms=self._plan.session_ms)
 
     async def streams(self, streams: int) -> dict[str, Any]:
-        """Streams that begin when they like."""
+        """Measure streams that begin at any time."""
         return await self._measure(f"streams_{streams}", Shape(streams, 64, True), self._short)
 
     async def burst(self, streams: int) -> dict[str, Any]:
-        """Streams that begin together, time and again."""
+        """Measure streams that begin together, again and again."""
 
         async def work(target: Target) -> tuple[list[Answer], dict[str, int]]:
             return await _bursts(target, streams, self._plan.seconds)
@@ -204,7 +205,7 @@ class _Shapes:
         return await self._both(f"burst_{streams}", streams, self._short, work)
 
     async def conversation(self) -> dict[str, Any]:
-        """Whole histories; the engine knows no conversation, so there is nothing to take off."""
+        """Measure conversations; the engine knows none, so no direct time is subtracted."""
         plan = self._plan
         self._steps.begin(f"{plan.conversations} conversations of {plan.turns} turns")
         await self._set_engine(1.0, _TURN_TOKENS)
@@ -276,7 +277,7 @@ _Work = Callable[[Target], Awaitable[tuple[list[Answer], dict[str, int]]]]
 
 
 async def _bursts(target: Target, streams: int, seconds: float) -> tuple[list[Answer], dict[str, int]]:
-    """All at once, then the next time: the first burst is not counted, as nothing is warm yet."""
+    """Send all requests of a burst together, again and again. The first burst is warm-up and is not counted."""
     connections = [await connect(target.port) for _ in range(streams)]
     answers: list[Answer] = []
     failures: dict[str, int] = {}
@@ -316,15 +317,15 @@ class _Conversation:
         self.prompt_tokens = 0
         self._port = port
         self._key = key
-        self._said = self._observations(corpus, seed)
+        self._texts = self._observations(corpus, seed)
         self._reply = plain(_TURN_TOKENS, True).joined("content")
 
     async def run(self, turns: int) -> None:
-        """Raise RequestFailed when a turn has no whole answer: nothing could be said after it."""
+        """Talk for some turns. Raise RequestFailed when a turn has no complete answer."""
         messages: list[dict[str, str]] = []
         connection = await connect(self._port)
         for _ in range(turns):
-            messages.append({"role": "user", "content": next(self._said)})
+            messages.append({"role": "user", "content": next(self._texts)})
             body = {"model": "bench", "messages": messages, "max_tokens": 2 * _TURN_TOKENS, "stream": True}
             request = post(
                 "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}, self._key
@@ -333,10 +334,10 @@ class _Conversation:
             if status != 200:
                 raise RequestFailed(f"{status} {answer[:300].decode(errors='replace')}")
             self.firsts.append(first_s)
-            messages.append({"role": "assistant", "content": self._heard(events_of(answer))})
+            messages.append({"role": "assistant", "content": self._reply_of(events_of(answer))})
         connection.close()
 
-    def _heard(self, events: list[bytes]) -> str:
+    def _reply_of(self, events: list[bytes]) -> str:
         text = ""
         for event in events[:-1]:
             value = orjson.loads(event)
@@ -357,7 +358,7 @@ class _Conversation:
 
 
 def _spread(seconds: list[float]) -> dict[str, float | None]:
-    """p50 and p99, in milliseconds."""
+    """Return p50 and p99, in milliseconds."""
     found = {f"p{percent}": percentile(seconds, percent) for percent in (50, 99)}
     return {key: None if value is None else value * 1000 for key, value in found.items()}
 
@@ -374,7 +375,7 @@ def _show(results: list[dict[str, Any]]) -> None:
         )
     header = [
         "shape",
-        "at once",
+        "concurrent",
         "requests",
         "lag p50",
         "p99",

@@ -32,7 +32,7 @@ _ANTHROPIC = "bench-anthropic"
 
 
 def model_of(name: str, api: str) -> str:
-    """The model that a target is asked for; LiteLLM's says by which of its providers it reaches the engine."""
+    """Return the model that requests to a target name; LiteLLM chooses its provider by it."""
     return _ANTHROPIC if api == "messages" and name in LITELLMS else "bench"
 
 
@@ -67,7 +67,7 @@ async def start_peer(
 
 
 def _router_options(name: str, engine: Child, port: int) -> list[str]:
-    """One worker, the engine, and nothing that a request waits for but it."""
+    """Return options for one worker, the engine, and no other reason for a request to wait."""
     options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", engine.url]
     options += ["--policy", "round_robin", "--prometheus-port", str(free_port())]
     options += ["--log-level", "warning" if name == "vllm-router" else "warn"]

@@ -1,12 +1,13 @@
-"""headgate beside the bare mock engine, a FastAPI pass-through, LiteLLM's proxy and two routers in Rust: one client, one process
-each, one run.
+"""headgate compared with the bare mock engine, a FastAPI pass-through, LiteLLM's proxy and two routers in Rust: one client,
+one process each, one run.
 
 All of them stand before the same mock engine and get the same requests. headgate records every call (SQLite), the others record
 nothing. Rounds go through the targets in turn, each beginning with another one; every figure is the median of the rounds. Half of
 the loads are plain text, in the other half every reply thinks and calls a tool. A reply that lost a word is a failed request.
 
 The same loads come by OpenAI's chat completions and by Anthropic's messages. With `LITELLM_RUST=1` LiteLLM answers messages in
-Rust, but falls back to Python without a word; so it is asked after each load, and what it says is shown.
+Rust, but falls back to Python silently; so each load ends with a request whose header reports the language, and the report has
+it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class PeerPlan:
 async def measure_peers(
     plan: PeerPlan, model: Path, prompts: Prompts, work: Path, steps: Steps
 ) -> tuple[list[dict[str, Any]], float]:
-    """One result for each load, and headgate's resident memory (MiB) before its first call."""
+    """Return one result for each load, and headgate's resident memory (MiB) before its first call."""
     steps.begin("mock: start the targets")
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(run_mock(work))
@@ -103,7 +104,7 @@ async def measure_peers(
             except (ChildDied, TimeoutError, OSError) as error:
                 if name == "headgate":
                     raise
-                steps.say(f"{name} does not start, and is left out: {error}")
+                steps.log(f"{name} does not start, and is left out: {error}")
         idle_mib = children["headgate"].rss_mib()
         bench = _PeerBench(plan, engine, children, prompts, steps)
         return [await bench.measure(load) for load in plan.loads], idle_mib
@@ -120,7 +121,7 @@ class _PeerBench:
     steps: Steps
 
     async def measure(self, load: PeerLoad) -> dict[str, Any]:
-        """All targets by turns."""
+        """Measure all targets by turns."""
         await self._set_engine(load.settings)
         names = [name for name in self.plan.targets_of(load.api) if name in self.children]
         targets = {name: await self._open(name, load) for name in names}
@@ -143,11 +144,11 @@ class _PeerBench:
                 body = request.partition(b"\r\n\r\n")[2]
                 head = (await http.post("/v1/messages", content=body, headers=_JSON)).headers
         except httpx.HTTPError as error:
-            self.steps.say(f"{target.name} does not say whether it answers in Rust: {error}")
+            self.steps.log(f"{target.name} does not report whether it answers in Rust: {error}")
             return False
         found = head.get("x-litellm-rust") == "true"
         if found != (target.name == LITELLM_RUST):
-            self.steps.say(f"{target.name} answers {'with' if found else 'without'} its part in Rust")
+            self.steps.log(f"{target.name} answers {'with' if found else 'without'} its part in Rust")
         return found
 
     async def _one(self, target: Target, load: PeerLoad, round_: int) -> tuple[Window, float]:
@@ -157,7 +158,7 @@ class _PeerBench:
         clocks = {"target": child.cpu_s, "client": time.process_time}
         window = await measure(target, load.shape, self.plan.seconds, clocks)
         for reason, times in window.failures.items():
-            self.steps.say(f"{times} failed requests: {reason}")
+            self.steps.log(f"{times} failed requests: {reason}")
         return window, child.rss_mib()
 
     async def _open(self, name: str, load: PeerLoad) -> ChatTarget:
@@ -175,7 +176,7 @@ class _PeerBench:
 def _result(
     load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]], in_rust: Mapping[str, bool]
 ) -> dict[str, Any]:
-    """Gathers every target's figures, and headgate's ratios of rate, latency and CPU to each other target, round by round."""
+    """Gather every target's figures, and headgate's ratios of rate, latency and CPU to each other target, round by round."""
     found = [{name: _figures(*measured) for name, measured in round_.items()} for round_ in rounds]
     names = list(found[0])
     failures: dict[str, int] = {}
@@ -245,7 +246,7 @@ def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def show_peers(results: list[dict[str, Any]], logprobs: bool) -> None:
-    """A table for each load: one column a target."""
+    """Print a table for each load: one column a target."""
     note = "medians of the rounds; chunks are events with text; a target's CPU is that of its process"
     for result in results:
         names = list(result["targets"])

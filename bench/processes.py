@@ -59,22 +59,12 @@ class Child:
         return f"http://127.0.0.1:{self.port}"
 
     def cpu_s(self) -> float:
-        """CPU-seconds, user and system, of the process and of what it started that still runs."""
+        """Return the CPU-seconds, user and system, of the process and of its running children."""
         return session_cpu_s(self.pid)
 
     def rss_mib(self) -> float:
-        """Resident memory of the same processes."""
+        """Return the resident memory of the same processes."""
         return sum(int(fields[_RSS]) for _, fields in _session(self.pid)) * _PAGE / 2**20
-
-    def cpu_by_role(self, roles: Mapping[str, str]) -> dict[str, float]:
-        """CPU-seconds by role: a process has the first role of which the text is in its command line; the others are `main`."""
-        found = dict.fromkeys([*roles, "main"], 0.0)
-        for pid, fields in _session(self.pid):
-            with suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_text()
-                role = next((name for name, text in roles.items() if text in line), "main")
-                found[role] += _cpu_s(fields)
-        return found
 
     def pin(self, cpus: set[int]) -> None:
         """Keep every thread of the same processes, and what they start from now on, on these CPUs."""
@@ -89,12 +79,12 @@ _SESSION, _USER, _SYSTEM, _RSS = 3, 11, 12, 21
 
 
 def session_cpu_s(session: int) -> float:
-    """CPU-seconds (user and system) of the running processes of a session, which its leader's process id names."""
+    """Return the CPU-seconds (user and system) of the running processes of a session, which its leader's process id names."""
     return sum(_cpu_s(fields) for _, fields in _session(session))
 
 
 def _session(session: int) -> Iterator[tuple[int, list[str]]]:
-    """(process id, fields) of each running process of a session."""
+    """Yield process id and fields of each running process of a session."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
@@ -107,14 +97,11 @@ def _cpu_s(fields: list[str]) -> float:
 
 
 @asynccontextmanager
-async def run_engine(
-    launch: str, model: Path, work: Path, python: Path, args: Sequence[str] = ()
-) -> AsyncIterator[Child]:
-    """Yield an engine with the checkpoint `model`, started as the gateway starts it; `python` is vLLM's, and `args` too."""
+async def run_engine(launch: str, model: Path, work: Path, python: Path) -> AsyncIterator[Child]:
+    """Yield an engine with the checkpoint `model`, started as the gateway starts it; `python` is vLLM's."""
     engine: dict[str, Any] = {"launch": launch, "log": str(work / f"{launch}.log"), "start_s": _START_S}
     if launch == "vllm":
         engine |= {"python": str(python), **VLLM_CPU}
-        engine["args"] = [*VLLM_CPU["args"], *args]
     settings = Settings.parse({"models": {"bench": {"path": str(model)}}, "engine": engine})
     process = await EngineProcess.start(
         launch, settings.engine, settings.model, settings.model_name, str(model)
@@ -127,7 +114,7 @@ async def run_engine(
 
 @asynccontextmanager
 async def run_mock(work: Path, *options: str) -> AsyncIterator[Child]:
-    """`bench.engine`, with these options."""
+    """Run `bench.engine` with these options."""
     port = free_port()
     argv = [sys.executable, "-m", "bench.engine", "--port", str(port), *options]
     async with run_server("mock", argv, port, "/health", work) as child:
@@ -136,7 +123,7 @@ async def run_mock(work: Path, *options: str) -> AsyncIterator[Child]:
 
 @asynccontextmanager
 async def run_gateway(engine: Child, model: Path, work: Path, **options: Any) -> AsyncIterator[Child]:
-    """`gateway serve` in front of a running engine, recording into SQLite as it does by default."""
+    """Run `gateway serve` in front of a running engine, recording into SQLite as it does by default."""
     tables = f"[engine]\nlaunch = 'external'\nurl = '{engine.url}'\n"
     async with serve_gateway(model, tables, work, **options) as child:
         yield child
@@ -146,7 +133,7 @@ async def run_gateway(engine: Child, model: Path, work: Path, **options: Any) ->
 async def serve_gateway(
     model: Path, tables: str, work: Path, *, max_model_len: int = 2048, module: str = "gateway.cli"
 ) -> AsyncIterator[Child]:
-    """`gateway serve`, recording into SQLite as it does by default; `tables` are further tables of its file.
+    """Run `gateway serve`, recording into SQLite as it does by default; `tables` are further tables of its file.
 
     `module` runs in place of the gateway's own command, with the same arguments.
     """
@@ -175,7 +162,7 @@ async def run_server(
     *,
     start_s: float = _START_S,
 ) -> AsyncIterator[Child]:
-    """A server that answers a GET of `path` on `port` once it is ready. Raise ChildDied or TimeoutError, with its last lines."""
+    """Start a server, and yield it once it answers a GET of `path` on `port`. Raise ChildDied or TimeoutError."""
     process = await LocalProcess.start(name, argv, work / f"{name}-{port}.log", env)
     child = Child(process.pid, port)
     try:

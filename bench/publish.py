@@ -1,18 +1,18 @@
-"""Measures how long a version takes from a step into engines, by each transport; and gloo alone beside the collective way.
+"""Measures how long a version takes from a step into engines by each transport; compares the collective one with gloo alone.
 
-First models of stated shapes with some engines (`bench.transports` says what is counted, `bench.versions` what a step changes).
-The keys of the report are of the largest: `seconds_to_first_engine`, `seconds_to_last_engine`, `trainer_blocked_share` (of the
-seconds to the last engine), `bytes_per_step` and `pause_s_p99` by transport and number of engines, `delta_share` the bytes of a
-delta over those of the version. `transfer_costs` are the same of the collective way with one engine, in seconds a byte, as a
-simulator's scenario has them. Two engines of 0.6B take 7 GB of memory: each has a version and receives another.
+First models of stated shapes with some engines (`bench.transports` defines what is counted, `bench.versions` what a step
+changes). The keys of the report are of the largest: `seconds_to_first_engine`, `seconds_to_last_engine`, `trainer_blocked_share`
+(of the seconds to the last engine), `bytes_per_step` and `pause_s_p99` by transport and number of engines, `delta_share` the
+bytes of a delta over those of the version. `transfer_costs` are the same of the collective way with one engine, in seconds a
+byte, as a simulator's scenario has them. Two engines of 0.6B take 7 GB of memory: each has a version and receives another.
 
 Then files of several sizes whose pages are cached, one after the other in each round:
 
-- *gloo*: two processes broadcast the file's bytes in frames of 16 MiB, in a group that is there already; nothing is looked at;
+- *gloo*: two processes broadcast the file's bytes in frames of 16 MiB, in an existing group; nothing is compared;
 - *collective*: a transfer as the trainer's server does it and engines receive it: the group is formed, every frame is sent, every
-  piece's hash is compared, and both sides have said that all is well;
+  piece's hash is compared, and both sides have confirmed it;
 - *filesystem*: the process reads the same file into its memory, as an engine does that loads a folder; nothing is compared;
-- *check*: what the gateway does once for a version before any engine hears of it, by either way;
+- *check*: what the gateway does once for a version before any engine receives it, by either transport;
 - `collective_vs_gloo`: the bytes per second of the one over those of the other, at the largest size; the medians of all rounds.
 """
 
@@ -67,7 +67,7 @@ class Size:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     def rate(self, way: str) -> float:
-        """Bytes per second."""
+        """Return bytes per second."""
         return self.bytes / median(self.seconds[way])
 
     def to_json(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Size:
 
 
 class Peer:
-    """The other process: it does one thing after the other, and says when each is done."""
+    """The other process: it executes commands one after the other, and reports the end of each."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -85,11 +85,11 @@ class Peer:
         self._process.start()
 
     def begin(self, *what: Any) -> None:
-        """Tells it what to do."""
+        """Start a command."""
         self._pipe.send(what)
 
     def end(self) -> None:
-        """Wait until it is done. Raise RuntimeError with what went wrong there."""
+        """Wait until the command ends. Raise RuntimeError with the other process's error."""
         if error := self._pipe.recv():
             raise RuntimeError(error)
 
@@ -178,14 +178,14 @@ def time_check(file: Path) -> float:
 
 
 def write(file: Path, mebibytes: int) -> None:
-    """A checkpoint of random bfloat16 numbers: layers of 2 MiB matrices."""
+    """Write a checkpoint of random bfloat16 numbers: layers of 2 MiB matrices."""
     bits = np.random.default_rng(0).integers(0, 2**14, (mebibytes // 2, 1024, 1024), dtype=np.uint16)
     tensors = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
     save_file({f"layers.{i}.weight": tensor.contiguous() for i, tensor in enumerate(tensors)}, file)
 
 
 def measure(peer: Peer, folder: Path, mebibytes: int, rounds: int, steps: Steps) -> Size:
-    """All ways in turn, in each round; one round before them is not counted."""
+    """Measure all ways in turn, in each round, after one round that is not counted."""
     file = folder / NAME
     write(file, mebibytes)
     plan = plan_of({NAME: entry_of(file)})
@@ -231,7 +231,7 @@ class Model:
         return self.mean("delta", min(self.times["delta"]), lambda t: t.bytes) / self.bytes
 
     def costs(self, transport: str = "collective") -> dict[str, float] | None:
-        """Seconds a byte of each part, with the fewest engines."""
+        """Return the seconds a byte of each part, with the fewest engines."""
         if transport not in self.times:
             return None
         count = min(self.times[transport])
@@ -263,7 +263,7 @@ class Model:
 def measure_model(
     shape: Shape, folder: Path, counts: list[int], transports: list[str], rounds: int, steps: Steps
 ) -> Model:
-    """Every transport with each number of engines, in each round."""
+    """Measure every transport with each number of engines, in each round."""
     steps.begin(f"{shape.name}: random weights, and a step of lr {_LR:g}")
     before, after = next_states(shape, _LR, NOISE)
     changed = sum(int((before[key] != after[key]).sum()) for key in before)
@@ -276,13 +276,13 @@ def measure_model(
     engines = [Holder() for _ in range(max(counts))]
     try:
         for engine in engines:
-            engine.ask("bring_folder", root / "v000001")
-            engine.ask("swap")
+            engine.call("bring_folder", root / "v000001")
+            engine.call("swap")
         adapter = adapter_of(shape)
         for number_ in range(rounds):
             for count in counts:
                 for way in transports:
-                    steps.say(f"{shape.name}, {way}, {count} engines, round {number_ + 1}")
+                    steps.log(f"{shape.name}, {way}, {count} engines, round {number_ + 1}")
                     world = World(root, after, adapter, engines[:count])
                     found.times[way][count].append(publish(way, world))
     finally:
@@ -324,7 +324,7 @@ def main(
     ] = 7,
     out: Annotated[Path, typer.Option(help="The file of the report.")] = Path("runs/bench-publish.json"),
 ) -> None:
-    """Time a version from a step into engines by every transport, and the collective way beside gloo alone.
+    """Time a version from a step into engines by every transport, and compare the collective transport with gloo alone.
 
     Example: python -m bench.publish --models demo --engines 1,2 --rounds 0
     """

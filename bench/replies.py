@@ -36,7 +36,7 @@ class Reply:
     finish: Finish
 
     def joined(self, name: str) -> str:
-        """All text of one field of the deltas."""
+        """Return all text of one field of the deltas."""
         return "".join(delta.get(name, "") for delta in self.deltas if delta)
 
     def message(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def plain(tokens: int, whole: bool) -> Reply:
 
 
 def with_tool(tokens: int) -> Reply:
-    """Reasoning, a word of text and a tool call, `tokens` tokens in all. Raise ValueError if they are too few."""
+    """Return reasoning, a word of text and a tool call, `tokens` tokens in all. Raise ValueError if they are too few."""
     head = f'\n{{"name": "{TOOL}", "arguments": '
     parts: list[tuple[str, str]] = [("", "<think>"), ("", "\n"), ("", "</think>"), ("", "\n\n")]
     text_part = "I see. "
@@ -89,14 +89,14 @@ def _delta(field: str, text: str) -> dict[str, Any] | None:
 
 
 def _text_ids(count: int) -> list[int]:
-    """Tokens of two letters, set apart by spaces, none of them at the ends."""
+    """Return tokens of two letters, separated by spaces, none of them at the ends."""
     pairs = [token for token, text in _TEXTS.items() if len(text) == 2 and text.isalpha()]
     words = cycle(pairs)
     return [_IDS[" "] if i % 4 == 3 and i != count - 1 else token for i, token in zip(range(count), words)]  # noqa: B905
 
 
 def _encode(text: str) -> list[int]:
-    """The fewest tokens that are this text, the longest first."""
+    """Return the fewest tokens that make this text, the longest first."""
     ids = []
     while text:
         size = next(n for n in range(min(len(text), _LONGEST), 0, -1) if text[:n] in _IDS)

@@ -21,7 +21,7 @@ from rich.table import Table
 from gateway.cli.progress import TerminalBar
 
 _WIDTH = 150
-"""Columns of a table where stdout is no terminal."""
+"""Columns of a table where stdout is not a terminal."""
 
 Spread = dict[str, float]
 
@@ -35,7 +35,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The smallest value that is at least as great as `percent` % of them (nearest rank); None when there is none."""
+    """Return the smallest value that is at least as great as `percent` % of them (nearest rank); None without values."""
     if not values:
         return None
     rank = -(-len(values) * percent // 100)
@@ -51,7 +51,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def ranged(values: Spread | None, digits: int = 3) -> str:
-    """`median (min..max)` for people."""
+    """Return `median (min..max)` for people."""
     if values is None:
         return "-"
     low, high = number(values["min"], digits), number(values["max"], digits)
@@ -93,15 +93,15 @@ class Steps(TerminalBar):
         description = TextColumn("{task.description}", markup=False)
         super().__init__(BarColumn(), MofNCompleteColumn(), description, total=total)
         self._total = total
-        self._done = -1
+        self._begun = -1
 
     def begin(self, what: str) -> None:
-        """The next step begins, so the one before is done."""
-        self._done += 1
-        self._bar.update(self._task, completed=self._done, description=what)
+        """Show the begin of the next step, which ends the one before."""
+        self._begun += 1
+        self._bar.update(self._task, completed=self._begun, description=what)
         if not self._console.is_terminal:
-            self.say(f"[{self._done + 1}/{self._total}] {what}")
+            self.log(f"[{self._begun + 1}/{self._total}] {what}")
 
-    def say(self, line: str) -> None:
-        """A line beside the bar."""
+    def log(self, line: str) -> None:
+        """Print a line above the bar."""
         self._console.print(line, markup=False, highlight=False)

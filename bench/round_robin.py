@@ -1,4 +1,4 @@
-"""`gateway serve`, with calls given to engines in turn, whatever runs there: to compare with (`bench.routing`)."""
+"""`gateway serve` with round-robin placement, for comparison (`bench.routing`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _turns: WeakKeyDictionary[Engines, Counter[str]] = WeakKeyDictionary()
 
 
 def in_turn(engines: Engines, request: EngineRequest) -> OpenEngine | None:
-    """The engine that may sample the call and has been given the fewest."""
+    """Return the engine that may sample the call and has received the fewest."""
     given = _turns.setdefault(engines, Counter())
     legal = [engine for engine in engines.open.values() if engine.version >= request.version]
     if not legal:

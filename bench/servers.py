@@ -25,15 +25,15 @@ from examples.service.programs import check_unprivileged, find_program, has_icu
 from headgate.processes.ports import free_port
 
 Stop = Literal["kill", "immediate", "fast"]
-_PATIENCE_S = 300.0
-_UNPRIVILEGED = ("postgres", "nobody")
+_TIMEOUT_S = 300.0
+_UNPRIVILEGED = ("postgres", "nobody")  # codespell:ignore nobody
 
 
 class PostgresServer:
     """A PostgreSQL server. Make it with `postgres_server`; its databases order text as English does, if it has ICU."""
 
     def __init__(self, folder: Path, *, durable: bool, **options: str) -> None:
-        """`options`: further ones of the server, such as `shared_buffers`."""
+        """Prepare a server. `options`: further ones of the server, such as `shared_buffers`."""
         self._folder = folder
         self._durable = durable
         self._options = options
@@ -41,11 +41,11 @@ class PostgresServer:
         self._databases = 0
         self._programs = {name: find_program(name) for name in ("initdb", "postgres")}
         check_unprivileged(self._programs["postgres"])
-        self._as: dict[str, Any] = _somebody_else() if os.geteuid() == 0 else {}
+        self._as: dict[str, Any] = _unprivileged_user() if os.geteuid() == 0 else {}
         """PostgreSQL refuses to run as root."""
         self.port = free_port()
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Make an empty cluster of databases."""
         if user := self._as.get("user"):
             shutil.chown(self._folder, user)
@@ -64,8 +64,8 @@ class PostgresServer:
         return self._folder / "log"
 
     @property
-    def initialised(self) -> bool:
-        """Returns whether the databases exist already."""
+    def initialized(self) -> bool:
+        """Return true if the databases exist already."""
         return (self._data / "PG_VERSION").exists()
 
     @property
@@ -74,7 +74,7 @@ class PostgresServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, and waits until it answers."""
+        """Start it, and wait until it responds."""
         assert not self.running
         options = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
@@ -86,7 +86,7 @@ class PostgresServer:
                 [self._programs["postgres"], "-D", self._data, *switches],
                 **self._as, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while not self._answers():
             if not self.running or time.monotonic() > deadline:
                 raise RuntimeError(f"PostgreSQL did not start: {self._log.read_text()[-2000:]}")
@@ -101,15 +101,15 @@ class PostgresServer:
         else:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGQUIT if how == "immediate" else signal.SIGINT)
-        self._process.wait(_PATIENCE_S)
+        self._process.wait(_TIMEOUT_S)
         self._process = None
 
     def pause(self) -> None:
-        """All of its processes stand still: connections stay, and nothing answers."""
+        """Stop all of its processes: connections stay open, and none answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets the stopped processes go on."""
+        """Continue the stopped processes."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -122,12 +122,12 @@ class PostgresServer:
     def _kill(self) -> None:
         assert self._process is not None
         with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGSTOP)  # it must start no others meanwhile
+            os.kill(self._process.pid, signal.SIGSTOP)  # so that it starts no others now
         children = [int(child) for child in _children(self._process.pid)]
         for pid in (*children, self._process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while any(_lives(pid) for pid in children) and time.monotonic() < deadline:
             time.sleep(0.005)
 
@@ -140,7 +140,7 @@ class PostgresServer:
         self._databases += 1
         name = f"test_{self._databases}"
         template = f" TEMPLATE {like}" if like else ""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             try:
                 self.execute(f"CREATE DATABASE {name}{template}")
@@ -156,7 +156,7 @@ class PostgresServer:
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def execute(self, statement: str, database: str = "postgres") -> list[tuple[object, ...]]:
-        """Run one statement on a connection of its own; answers its rows."""
+        """Run one statement on a connection of its own; return its rows."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
@@ -169,19 +169,18 @@ class PostgresServer:
         return True
 
     def _run(self, *command: str | Path) -> None:
-        done = subprocess.run(command, **self._as, cwd=self._folder, capture_output=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{command[0]}: {done.stdout.decode()} {done.stderr.decode()}")
+        process = subprocess.run(command, **self._as, cwd=self._folder, capture_output=True, check=False)
+        if process.returncode:
+            raise RuntimeError(f"{command[0]}: {process.stdout.decode()} {process.stderr.decode()}")
 
 
 @contextmanager
 def postgres_server(*, durable: bool = False, **options: str) -> Iterator[PostgresServer]:
-    """Yield a running PostgreSQL server. `durable`: it waits for its disk; without, a crash of the machine (not of it) loses
-    data."""
+    """Yield a running PostgreSQL server. `durable`: it waits for its disk; otherwise a crash of the machine loses data."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-postgres-"))
     try:
         server = PostgresServer(folder, durable=durable, **options)
-        server.initialise()
+        server.initialize()
         server.start()
         try:
             yield server
@@ -211,7 +210,7 @@ class RedisServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, empty, and waits until it answers."""
+        """Start it, empty, and wait until it responds."""
         assert not self.running
         options = {
             "port": self.port,
@@ -227,8 +226,8 @@ class RedisServer:
                 [self._program, *switches],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + _PATIENCE_S
-        while self._ask("PING") != "+PONG":
+        deadline = time.monotonic() + _TIMEOUT_S
+        while self._request("PING") != "+PONG":
             if not self.running or time.monotonic() > deadline:
                 raise RuntimeError(f"Redis did not start: {log.read_text()[-2000:]}")
             time.sleep(0.02)
@@ -239,21 +238,21 @@ class RedisServer:
             return
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
-        self._process.wait(_PATIENCE_S)
+        self._process.wait(_TIMEOUT_S)
         self._process = None
 
     def pause(self, paused: bool) -> None:
-        """Stop the process without loss of data, or lets it go on."""
+        """Stop the process without loss of data, or let it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
 
     def flush(self) -> None:
-        """Forgets everything at once."""
-        assert self._ask("FLUSHALL") == "+OK"
+        """Delete all keys."""
+        assert self._request("FLUSHALL") == "+OK"
 
-    def _ask(self, command: str) -> str:
+    def _request(self, command: str) -> str:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE_S) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=_TIMEOUT_S) as connection:
                 connection.sendall(f"{command}\r\n".encode())
                 return connection.recv(64).decode().strip()
         except ConnectionError:
@@ -275,8 +274,8 @@ def redis_server() -> Iterator[RedisServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _somebody_else() -> dict[str, Any]:
-    """Options for Popen that run a command as the machine's first unprivileged user."""
+def _unprivileged_user() -> dict[str, Any]:
+    """Return options for Popen that run a command as the machine's first unprivileged user."""
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
     entry = next(known[name] for name in _UNPRIVILEGED if name in known)
     return {"user": entry.pw_name, "group": entry.pw_gid, "extra_groups": []}

@@ -1,7 +1,7 @@
-"""`python -m bench.store`: the store with 1,000,000 turns in it, on both databases: p50 and p99 of what the gateway asks of it.
+"""`python -m bench.store`: the store with 1,000,000 turns in it, on both databases: p50 and p99 of the gateway's queries.
 
-Each query runs alone, and beside writers that commit turns as fast as they can; the writers' commits are measured alone and
-beside the queries. Filled databases are kept in `--folder` for the next run. SQLite is as the gateway has it (WAL, FULL), and
+Each query runs alone, and while writers commit turns as fast as they can; the writers' commits are measured alone and during the
+queries. Filled databases are kept in `--folder` for the next run. SQLite is as the gateway has it (WAL, FULL), and
 PostgreSQL is started here, with fsync and synchronous commits.
 """
 
@@ -135,7 +135,7 @@ QUERIES: dict[str, Callable[[Filled, random.Random], Query]] = {
 
 
 async def _measure(database: Database, filled: Filled, samples: int) -> dict[str, dict[str, float | None]]:
-    """p50 and p99 in ms, by query."""
+    """Return p50 and p99 in ms, by query."""
     dice, found = random.Random(0), {}
     for name, make in QUERIES.items():
         times = []
@@ -170,7 +170,7 @@ def _turn(episode: str, first: int) -> tuple[list[Node], dict[str, Any]]:
     )
     call = {
         "id": call_id, "episode_id": episode, "model": MODEL, "node": first + 1, "request_key": secrets.token_hex(32),
-        "api": "chat", "stream": True, "asked": {"temperature": 1.0}, "used": {"temperature": 1.0},
+        "api": "chat", "stream": True, "requested": {"temperature": 1.0}, "used": {"temperature": 1.0},
         "logprobs_mode": "processed_logprobs", "engine": "engine-0", "finish_reason": "stop", "prompt_tokens": 56,
         "completion_tokens": 32, "pauses": 0, "digest": secrets.token_bytes(16), "received_at": time.time(),
         "first_token_s": 0.1, "seconds": 1.0,
@@ -188,7 +188,7 @@ class _Writers:
         self.times: list[float] = []
 
     async def write(self, index: int) -> None:
-        """One stream, until it is cancelled."""
+        """Write one stream of turns, until it is cancelled."""
         episode, first = self.episodes[index], self.first
         while True:
             nodes, call = _turn(episode, first)
@@ -223,28 +223,28 @@ def _commits(times: list[float], seconds: float) -> dict[str, float | None]:
 
 
 async def _run(
-    url: str, filled: Filled, samples: int, seconds: float, say: Callable[[str], None]
+    url: str, filled: Filled, samples: int, seconds: float, begin: Callable[[str], None]
 ) -> dict[str, Any]:
     database = await Database.open(StoreSettings(url=url))
     try:
-        say("queries alone")
+        begin("queries alone")
         alone = await _measure(database, filled, samples)
-        say("turns alone")
+        begin("turns alone")
         async with _writing(database, filled) as writers:
             await asyncio.sleep(seconds)
         commits = _commits(writers.times, seconds)
-        say("queries beside turns")
+        begin("queries during turns")
         began = time.perf_counter()
         async with _writing(database, filled) as writers:
-            beside = await _measure(database, filled, samples)
-        commits_beside = _commits(writers.times, time.perf_counter() - began)
+            contended = await _measure(database, filled, samples)
+        contended_commits = _commits(writers.times, time.perf_counter() - began)
     finally:
         await database.close()
     return {
         "alone": alone,
-        "beside_writers": beside,
+        "during_writes": contended,
         "commits": commits,
-        "commits_beside_queries": commits_beside,
+        "commits_during_queries": contended_commits,
     }
 
 
@@ -255,10 +255,10 @@ def _store(kind: str, folder: Path, filled: Filled, steps: Steps) -> Iterator[st
         path = folder / f"store-{filled.turns}.db"
         url = f"sqlite:///{path}"
         if not path.exists():
-            aside = path.with_suffix(".part")
-            aside.unlink(missing_ok=True)
-            _fill(f"sqlite:///{aside}", filled, steps)
-            aside.rename(path)
+            partial_path = path.with_suffix(".part")
+            partial_path.unlink(missing_ok=True)
+            _fill(f"sqlite:///{partial_path}", filled, steps)
+            partial_path.rename(path)
         yield url
         return
     place = folder / f"postgres-{filled.turns}"
@@ -274,8 +274,8 @@ def _store(kind: str, folder: Path, filled: Filled, steps: Steps) -> Iterator[st
 
 @contextlib.contextmanager
 def _running(server: PostgresServer) -> Iterator[PostgresServer]:
-    if not server.initialised:
-        server.initialise()
+    if not server.initialized:
+        server.initialize()
     server.start()
     try:
         yield server
@@ -286,13 +286,13 @@ def _running(server: PostgresServer) -> Iterator[PostgresServer]:
 def _fill(url: str, filled: Filled, steps: Steps) -> None:
     engine = connect(url, 1)
     bring_up_to_date(engine, StoreSettings(url=url))
-    told = time.monotonic()
+    logged = time.monotonic()
 
-    def advance(done: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > 5.0:
-            told = time.monotonic()
-            steps.say(f"{done:,} of {filled.turns:,} turns")
+    def advance(filled_turns: int) -> None:
+        nonlocal logged
+        if time.monotonic() - logged > 5.0:
+            logged = time.monotonic()
+            steps.log(f"{filled_turns:,} of {filled.turns:,} turns")
 
     fill(engine, filled, advance)
     engine.dispose()
@@ -308,16 +308,16 @@ def _stored(url: str) -> int:
 
 def _table(results: dict[str, Any]) -> None:
     kinds = list(results)
-    header = ["p99 (p50) in ms", *(f"{kind}{beside}" for kind in kinds for beside in ("", ", beside turns"))]
+    header = ["p99 (p50) in ms", *(f"{kind}{when}" for kind in kinds for when in ("", ", during turns"))]
 
     def cell(values: dict[str, float | None]) -> str:
         return f"{number(values['p99_ms'])} ({number(values['p50_ms'])})"
 
     rows = [
-        [name, *(cell(results[kind][when][name]) for kind in kinds for when in ("alone", "beside_writers"))]
+        [name, *(cell(results[kind][when][name]) for kind in kinds for when in ("alone", "during_writes"))]
         for name in QUERIES
     ]
-    when = ("commits", "commits_beside_queries")
+    when = ("commits", "commits_during_queries")
     rows.append(["commit of a turn", *(cell(results[kind][name]) for kind in kinds for name in when)])
     rows.append(["turns/s", *(number(results[kind][name]["per_s"]) for kind in kinds for name in when)])
     show("the store, filled", header, rows, f"{_WRITERS} streams of turns")
@@ -349,8 +349,8 @@ def main() -> None:
                 with _store(kind, given.folder.resolve(), filled, steps) as url:
                     filled_s = time.monotonic() - began
                     assert _stored(url) == filled.episodes
-                    say = partial(_begin, steps, kind)
-                    results[kind] = asyncio.run(_run(url, filled, given.samples, given.seconds, say))
+                    begin = partial(_begin, steps, kind)
+                    results[kind] = asyncio.run(_run(url, filled, given.samples, given.seconds, begin))
                 results[kind]["filled_s"] = filled_s
     except NotInstalled as error:
         sys.exit(str(error))
@@ -358,8 +358,8 @@ def main() -> None:
     report: dict[str, Any] = {"bench": "store", "turns": given.turns, "machine": before}
     for kind, result in results.items():
         report[f"{kind}_worst_p99_ms"] = max(values["p99_ms"] for values in result["alone"].values())
-        report[f"{kind}_worst_p99_beside_ms"] = max(
-            values["p99_ms"] for values in result["beside_writers"].values()
+        report[f"{kind}_worst_p99_during_writes_ms"] = max(
+            values["p99_ms"] for values in result["during_writes"].values()
         )
         report[f"{kind}_p99_ms"] = {name: values["p99_ms"] for name, values in result["alone"].items()}
     finish({**report, "results": results}, given.out)

@@ -33,7 +33,7 @@ class Request:
     """(when, tokens)"""
 
     def gaps(self) -> Iterator[tuple[float, float]]:
-        """(from, to) between each chunk and the next."""
+        """Return the begin and the end of each gap between two chunks."""
         return ((a, b) for (a, _), (b, _) in pairwise(self.chunks))
 
 

@@ -1,8 +1,8 @@
 """Ways to the same engine, as load targets: its token API, and the chat or messages API of it or of what stands before it.
 
-All ask for the same: the direct request carries the token ids that the gateway renders from the same message, and the sampling
-parameters that the gateway passes on. Where it is known what the engine says (`bench.replies`), an answer that lost or changed a
-word of it is a failed request.
+All send the same request: the direct request carries the token ids that the gateway renders from the same message, and the
+sampling parameters that the gateway passes on. Where the engine's reply is known (`bench.replies`), an answer that lost or
+changed a word of it is a failed request.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Prompts:
     def load(cls, model: Path) -> Prompts:
         """Render them once, so that no measurement has to."""
         renderer = ChatRenderer.load(ModelSettings(path=model))
-        random = Random(0)  # lengths differ, because what the fake engine says depends on a prompt's length
-        texts = [f"message {n}: say" + " something" * random.randrange(1, 25) for n in range(_PROMPTS)]
+        random = Random(0)  # lengths differ, because the fake engine's reply depends on a prompt's length
+        texts = [f"message {n}: write" + " something" * random.randrange(1, 25) for n in range(_PROMPTS)]
         texts = [text + "!" * random.randrange(10) for text in texts]
         ids = [renderer.render([{"role": "user", "content": text}], []) for text in texts]
         return cls(texts, ids, sorted(renderer.marks.stop))
@@ -93,7 +93,7 @@ class DirectTarget:
 
 @dataclass(frozen=True, slots=True)
 class ChatKind:
-    """The part of a chat request beside the message."""
+    """A chat request without its message."""
 
     tools: bool = False
     logprobs: bool = False
@@ -147,7 +147,7 @@ class ChatTarget:
         return len(deltas) if streamed else min(len(deltas), 1), tokens
 
     def _options(self, streamed: bool) -> dict[str, Any]:
-        """The part of a request that is this API's own."""
+        """Return the part of a request that is this API's own."""
         options: dict[str, Any] = {}
         if streamed:
             options["stream_options"] = {"include_usage": True}
@@ -158,7 +158,7 @@ class ChatTarget:
         return options
 
     def _read(self, events: list[bytes], streamed: bool) -> tuple[list[dict[str, Any]], int]:
-        """(the answer in the form of a chat's deltas, its tokens)."""
+        """Return the answer in the form of a chat's deltas, and its number of tokens."""
         if streamed:
             return _deltas(_whole(events))
         answer = orjson.loads(events[0])
@@ -184,8 +184,8 @@ class MessagesTarget(ChatTarget):
 class GatewayTarget(ChatTarget):
     """The gateway's `/v1/chat/completions`.
 
-    There are so many open episodes that none becomes much longer than an agent's: a gateway's work for a call grows with those
-    that its episode has had.
+    Calls are spread over many episodes, so that none becomes much longer than an agent's: a gateway's work for a call grows with
+    the earlier calls of its episode.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ _TEXT = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 def _deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """(the deltas, tokens by the answer's usage)."""
+    """Return the deltas, and the number of tokens by the answer's usage."""
     deltas, usage = [], None
     for event in events:
         value = orjson.loads(event)
@@ -229,7 +229,7 @@ def _deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _block_deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """(the deltas as a chat's, tokens by the answer's usage) of a message's events."""
+    """Return a message's deltas as a chat's, and the number of tokens by the answer's usage."""
     deltas: list[dict[str, Any]] = []
     tokens, value = None, {}
     for event in events:
@@ -260,7 +260,7 @@ def _delta_of(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(deltas: list[dict[str, Any]], reply: Reply) -> None:
-    """Raise RequestFailed unless the deltas say what the reply says; blanks at the ends of a part are the template's."""
+    """Raise RequestFailed unless the deltas make up the reply; blanks at the ends of a part are the template's."""
     for names in (("content",), ("reasoning_content", "reasoning")):
         received = "".join(next((d[n] for n in names if d.get(n)), "") for d in deltas)
         if received.strip() != reply.joined(names[0]).strip():

@@ -20,14 +20,14 @@ class Costs:
     prefill_s: float
 
     def times(self, factor: float) -> Costs:
-        """An engine that is so much slower."""
+        """Return the costs of an engine that is slower by `factor`."""
         k = self.step
         model = EngineModel(k.k1 * factor, k.k2 * factor, k.k3 * factor, k.k4 * factor)
         return Costs(model, self.prefill_s * factor)
 
 
 class TimedEngine(FakeEngine):
-    """Counts the tokens that it prefilled, and those of them that it had to since a call came back or moved."""
+    """Counts the tokens that it prefilled, and those of them that it prefilled because a call was retried or moved."""
 
     def __init__(self, weights: str, costs: Costs) -> None:
         super().__init__(weights)
@@ -44,7 +44,7 @@ class TimedEngine(FakeEngine):
             sampled += choice["token_ids"]
             yield choice
         if not self.paused:
-            self._keep([*body["token_ids"], *sampled], body.get("cache_salt", ""))
+            self._cache_tokens([*body["token_ids"], *sampled], body.get("cache_salt", ""))
 
     def _look_up(self, prompt: Sequence[int], salt: str) -> None:
         before = self.prefix_hits
@@ -55,8 +55,8 @@ class TimedEngine(FakeEngine):
         now = asyncio.get_running_loop().time()
         self._prefills_until = max(now, self._prefills_until) + missing * self.costs.prefill_s
 
-    def _keep(self, tokens: Sequence[int], salt: str) -> None:
-        """Caches the tokens of a call that has ended, as vLLM does."""
+    def _cache_tokens(self, tokens: Sequence[int], salt: str) -> None:
+        """Cache the tokens of a call that has ended, as vLLM does."""
         before, stale = self.prefix_hits, self.stale_hits
         super()._look_up(tokens, salt)
         self.prefix_hits, self.stale_hits = before, stale

@@ -6,7 +6,7 @@ What is counted, from the end of the optimizer's step:
   copies the weights, writes them with their hashes and fsyncs them; the gateway looks at every byte once; and they travel;
 - *blocked*: the seconds in which the trainer computes nothing: the copy. It streams the next groups during all else;
 - *bytes*: what the machines of all engines read or received together;
-- *pause*: what an engine stands still for: its own copy of the bytes over those that it held.
+- *pause*: the time for which an engine pauses: its own copy of the bytes over those that it had.
 
 Engines are processes that hold the bytes and sample nothing (`bench.holders`); all are on this machine, so that a folder is a
 page cache and a network the loopback device.
@@ -81,7 +81,7 @@ def _copies(world: World) -> Path:
 
 
 def _written(transport: str, world: World) -> tuple[float, Path, float]:
-    """When the step was over, the version's folder, and how long nothing was computed."""
+    """Write a version; return the time of the step's end, the folder, and the seconds without computing."""
     name, given = (ADAPTER, world.adapter) if transport == "lora" else (NAME, world.state)
     began = time.monotonic()
     snapshot = {key: tensor.clone() for key, tensor in given.items()}
@@ -90,7 +90,7 @@ def _written(transport: str, world: World) -> tuple[float, Path, float]:
 
 
 def _directly(transport: str, world: World) -> Times:
-    """Engines read the trainer's folder, or are sent it."""
+    """Let engines read the trainer's folder, or send it to them."""
     began, folder, blocked = _written(transport, world)
     name = ADAPTER if transport == "lora" else NAME
     written = time.monotonic() - began
@@ -101,14 +101,14 @@ def _directly(transport: str, world: World) -> Times:
 
     def one(engine: Holder) -> tuple[int, float, float]:
         if backend is None:
-            moved = engine.ask("bring_folder", folder)
+            moved = engine.call("bring_folder", folder)
         else:
             sender = Sender(folder, plan, backend, _HOST, 1, LIMIT_S)
             join = Join(_NEXT, backend, _HOST, sender.port, 2, plan, LIMIT_S)
             engine.begin("bring_transfer", join)
             sender.send()
             moved = engine.end()
-        pause = engine.ask("swap")
+        pause = engine.call("swap")
         return moved, pause, time.monotonic() - began
 
     with ThreadPoolExecutor(len(world.engines)) as pool:
@@ -117,14 +117,14 @@ def _directly(transport: str, world: World) -> Times:
 
 
 async def _over_http(transport: str, world: World) -> Times:
-    """The gateway fetches from the trainer's server, and then the mirrors beside engines from it and from one another."""
+    """Fetch to the gateway from the trainer's server, and then to the engines' mirrors from it and from one another."""
     servers = [Holder(), Holder()]
     homes = [world.root, *(_copies(world) / str(number) for number in range(len(world.engines) + 1))]
     try:
         for home in homes[1:]:
             shutil.copytree(world.root, home, copy_function=os.link)
         pairs = zip([*servers, *world.engines], homes, strict=True)
-        root, gateway, *urls = [holder.ask("serve", home) for holder, home in pairs]
+        root, gateway, *urls = [holder.call("serve", home) for holder, home in pairs]
         began, _, blocked = _written(transport, world)
         written = time.monotonic() - began
         async with Mirror(_copies(world) / "client") as client:
@@ -135,10 +135,10 @@ async def _over_http(transport: str, world: World) -> Times:
 
             async def load(number: int) -> tuple[int, float, float]:
                 engine, folder = world.engines[number], homes[number + 2] / name_of(_NEXT)
-                await asyncio.to_thread(engine.ask, "bring_folder", folder)
-                pause = await asyncio.to_thread(engine.ask, "swap")
+                await asyncio.to_thread(engine.call, "bring_folder", folder)
+                pause = await asyncio.to_thread(engine.call, "swap")
                 end = time.monotonic() - began
-                return await asyncio.to_thread(engine.ask, "fetched"), pause, end
+                return await asyncio.to_thread(engine.call, "fetched"), pause, end
 
             async def fetch(url: str, sources: list[str]) -> None:
                 await client.request(url, _NEXT, sources)

@@ -7,8 +7,8 @@ Two engines, a gateway of their own, and streams that stay open while one versio
   load. To check the report, the engines are also driven directly in the same run, without the gateway and with the streams open
   (`direct`);
 - *ratio*: a stall over the own time of the engine that had the stream when the update began; *added*: the stall less that time,
-  which says more where a load is short. With `--transport collective` a load copies tensors that the engine has received before,
-  and engines are not driven directly, since they load no folder;
+  which is the better measure of short loads. With `--transport collective` a load copies tensors that the engine has received
+  before, and engines are not driven directly, since they load no folder;
 - *tokens/s*: of all streams together, in windows of `WINDOW_S`.
 """
 
@@ -128,7 +128,7 @@ class Run:
     direct_s: list[float] = field(default_factory=list)
 
     def stalls(self, update: Update) -> Iterator[tuple[float, float]]:
-        """(stall, the engine's own time) of every stream that was open in an update."""
+        """Return the stall and the engine's own time of every stream that was open in an update."""
         own_s = update.own_s
         for requests in self.streams.requests:
             gaps = [(a, b) for request in requests for a, b in request.gaps()]
@@ -139,7 +139,7 @@ class Run:
                 yield stall, own_s.get(update.engine_of.get(calls[-1]) or "", max(own_s.values()))
 
     def rates(self) -> list[float]:
-        """Tokens/s in every window from the first update's begin to the last one's end."""
+        """Return tokens/s in every window from the first update's begin to the last one's end."""
         began, ended = self.updates[0].began, self.updates[-1].ended
         windows = [0] * max(1, int((ended - began) / WINDOW_S))
         chunks = (c for requests in self.streams.requests for r in requests for c in r.chunks)
@@ -293,7 +293,7 @@ class _Scenario:
                 for engine in engines * _DIRECT_ROUNDS if plan.transport == "filesystem" else ():
                     run.direct_s.append(await _drive(http, engine, str(self._versions.path(plan.versions))))
         for reason, times in streams.failures.items():
-            self._steps.say(f"{times} failed requests: {reason}")
+            self._steps.log(f"{times} failed requests: {reason}")
         return run
 
     async def _update(self, admin: GatewayClient, http: httpx.AsyncClient, version: int) -> Update:

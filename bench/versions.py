@@ -47,7 +47,7 @@ class Shape:
     vocabulary: int
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Names and shapes of the matrices; the norms, which are few, are left out."""
+        """Yield names and shapes of the matrices; the norms, which are few, are left out."""
         yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
         for layer in range(self.layers):
             for name, rows, columns in (
@@ -82,7 +82,7 @@ def next_states(shape: Shape, lr: float, ratio: float) -> tuple[dict[str, Any], 
 
 
 def adapter_of(shape: Shape) -> dict[str, Any]:
-    """Random factors beside each matrix of the layers."""
+    """Return random factors for each matrix of the layers."""
     found = {}
     for name, (rows, columns) in shape.tensors():
         if "layers" in name:
@@ -93,15 +93,15 @@ def adapter_of(shape: Shape) -> dict[str, Any]:
 
 def write(root: Path, version: int, state: dict[str, Any], *, name: str = NAME, deltas: bool = False) -> Path:
     """Write a version as the trainer does: safetensors, a delta, hashes, fsync, rename."""
-    aside, target = root / f".{version}", root / folders.name_of(version)
-    aside.mkdir(parents=True)
-    save_file(state, aside / name)
+    partial, target = root / f".{version}", root / folders.name_of(version)
+    partial.mkdir(parents=True)
+    save_file(state, partial / name)
     if deltas:
-        delta.write(aside / delta.NAME, root / folders.name_of(version - 1), aside)
-    files = {file.name: entry_of(file) for file in sorted(aside.iterdir())}
+        delta.write(partial / delta.NAME, root / folders.name_of(version - 1), partial)
+    files = {file.name: entry_of(file) for file in sorted(partial.iterdir())}
     manifest = {"format": FORMAT, "version": version, "parent": version - 1, "files": files}
-    (aside / MANIFEST).write_text(json.dumps(manifest))
-    for path in (*aside.iterdir(), aside):
+    (partial / MANIFEST).write_text(json.dumps(manifest))
+    for path in (*partial.iterdir(), partial):
         folders.sync(path)
-    os.rename(aside, target)
+    os.rename(partial, target)
     return target

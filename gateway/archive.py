@@ -87,7 +87,7 @@ class RecordedRun:
 
 
 def find_run(folder: Path) -> RecordedRun:
-    """Return the store of the run in a folder, or beside a trainer's folder. Raise ConfigError, saying what is missing."""
+    """Return the store of the run in a folder, or next to a trainer's folder. Raise ConfigError that names what is missing."""
     if not folder.is_dir():
         raise ConfigError(f"--run: no such folder: {folder}")
     for place in (folder, folder.parent):
@@ -109,7 +109,7 @@ def find_run(folder: Path) -> RecordedRun:
 
 
 def create_archive(run: RecordedRun) -> FastAPI:
-    """The application that shows a run. Its lifespan opens the store, and raises ConfigError where it cannot be shown."""
+    """Return the application that shows a run. Its lifespan opens the store, and raises ConfigError if it cannot be shown."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -122,7 +122,7 @@ def create_archive(run: RecordedRun) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """The page can be read: a recorded run has neither engines nor a role to wait for."""
+        """Report ready: a recorded run has neither engines nor a role to wait for."""
         return {"status": "ready"}
 
     for module in (episode_pages, episode_tokens, episodes, batches, staleness, weights, engines, nodes):
@@ -232,7 +232,7 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
 
 
 class TokenReader:
-    """Reads tokens by a tokenizer, as far as the gateway's routes ask for it."""
+    """Reads tokens by a tokenizer, as far as the gateway's routes request it."""
 
     def __init__(self, tokenizer: Checkpoint) -> None:
         self._backend = tokenizer.backend_tokenizer
@@ -249,7 +249,7 @@ class TokenReader:
 
 
 class IdReader:
-    """Shows ids in place of text, where a run's tokenizer is gone."""
+    """Shows ids in place of text, where a run's tokenizer no longer exists."""
 
     control_ids: frozenset[int] = frozenset()
 
@@ -271,7 +271,7 @@ class IdReader:
 
 
 def read_vocabulary(folder: Path) -> TokenReader | IdReader:
-    """Return the tokenizer beside a checkpoint; ids where it cannot be read."""
+    """Return the tokenizer of a checkpoint's folder; ids where it cannot be read."""
     if not folder.is_dir():
         return IdReader()
     try:

@@ -252,7 +252,7 @@ async def _show(plane: DataPlane, coordinator: Coordinator) -> None:
 
 
 async def tend(duty: Duty, every_s: float) -> None:
-    """Repeats a duty, such as keeping deadlines or looking after engines."""
+    """Repeat a duty, such as keeping deadlines or looking after engines."""
     while True:
         await asyncio.sleep(every_s)
         try:

@@ -1,7 +1,7 @@
 """One gateway process as a server: where it listens, and how it ends.
 
 On the first SIGTERM or SIGINT the process is no longer ready and takes no new calls; those that run have `[server] shutdown_s` to
-finish, streams among them are kept alive. Then what is left is told so (an error event, a 503) and recorded as abandoned, the
+finish, streams among them are kept alive. Then the rest receive an error (an event, a 503) and recorded as abandoned, the
 services are closed, and the process exits with 0. A second signal ends the waiting, and a start that is not done yet is given up.
 """
 
@@ -105,7 +105,7 @@ class GatewayServer(Server):
                 raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lets calls finish, and ends what is left; the rest is uvicorn's."""
+        """Let calls finish, and end what is left; the rest is uvicorn's."""
         if not self._drain.begun:  # stopped by something other than a signal
             self._drain.begin()
         if self._shared:  # other processes accept the connections

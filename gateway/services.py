@@ -46,7 +46,7 @@ from gateway.observe.metrics import Metrics
 from gateway.render.renderer import check_model, load_renderer
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.store.database import Database
-from gateway.store.holder import held
+from gateway.store.holder import locked
 from gateway.telemetry.opening import open_tracing
 from gateway.tenancy.limits import Limits
 from gateway.training_feed.ledger import check_settings
@@ -70,7 +70,7 @@ async def check_start(settings: Settings) -> None:
     await check_engines(settings)
     for warning in await stale_heads(settings):
         log.warning("%s", warning)
-    with held(settings.store.url):
+    with locked(settings.store.url):
         database = await Database.open(settings.store)
         try:
             for name, model in settings.models.items():
@@ -103,7 +103,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
     async with AsyncExitStack() as stack:
         tracing = open_tracing(settings.telemetry, _process_name())
         stack.push_async_callback(tracing.close)
-        stack.enter_context(held(settings.store.url))
+        stack.enter_context(locked(settings.store.url))
         metrics, current_role = Metrics(), CurrentRole()
         database = await Database.open(settings.store, on_commit=metrics.committed)
         stack.push_async_callback(database.close)

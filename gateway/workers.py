@@ -122,7 +122,7 @@ class Supervisor:
         verbose: bool = False,
         targets: Path | None = None,
     ) -> None:
-        """`targets`: a file that always says where Prometheus finds the workers, in its own form (file_sd)."""
+        """`targets`: a file that always lists the workers for Prometheus, in its own form (file_sd)."""
         self._server = settings.server
         self._targets = targets
         self._engines = _engines(settings)
@@ -137,7 +137,7 @@ class Supervisor:
         self._signals = 0
 
     async def run(self) -> int:
-        """Run until a signal comes; returns the exit status. Raise ConfigError if the port is taken."""
+        """Run until a signal comes; return the exit status. Raise ConfigError if the port is taken."""
         host, port = self._server.host, self._server.port
         for free in bound(host, port, False):  # only workers may listen here
             free.close()
@@ -171,7 +171,7 @@ class Supervisor:
             await _end(engines)
 
     def _on_signal(self) -> None:
-        """The second one is passed on, and the third is the last."""
+        """Pass on the second signal; end on the third."""
         self._signals += 1
         self._stop.set()
         for process in [self._processes[w.name] for w in self._workers if w.name in self._processes]:
@@ -191,7 +191,7 @@ class Supervisor:
         async def start() -> list[headgate.processes.supervised.Child]:
             process = self._processes[child.name] = await child.start()
             try:
-                self._tell_targets()
+                self._write_targets()
             except OSError:
                 process.kill()
                 raise
@@ -221,7 +221,7 @@ class Supervisor:
     def _all_engines(self) -> list[SupervisedEngine]:
         return [engine for some in self._engines.values() for engine in some]
 
-    def _tell_targets(self) -> None:
+    def _write_targets(self) -> None:
         if self._targets is None:
             return
         found = [
@@ -230,9 +230,9 @@ class Supervisor:
             if worker.port
         ]
         self._targets.parent.mkdir(parents=True, exist_ok=True)
-        aside = self._targets.with_suffix(".tmp")
-        aside.write_text(json.dumps(found))
-        os.replace(aside, self._targets)
+        partial = self._targets.with_suffix(".tmp")
+        partial.write_text(json.dumps(found))
+        os.replace(partial, self._targets)
 
 
 def check(settings: Settings, workers: int, targets: Path | None = None) -> None:
@@ -268,7 +268,7 @@ class _Restarts(Backoff):
             raise GivenUp(f"{self._child.name} {life.reason}")
         if (life.status or 0) > 0 and isinstance(self._child, Worker) and not self._up:
             raise GivenUp(
-                f"{self._child.name} ended with {life.status} before it was up; what it said is above"
+                f"{self._child.name} ended with {life.status} before it was up; its output is above"
             )
         return super().after(life)
 
@@ -291,7 +291,6 @@ def _engines(settings: Settings) -> dict[str, list[SupervisedEngine]]:
 
 
 def _environment(settings: Settings, engines: dict[str, list[SupervisedEngine]]) -> dict[str, str]:
-    """Return the environment of all workers."""
     key = settings.cluster.key
     urls = {name: [engine.url for engine in some] for name, some in engines.items() if some}
     return {

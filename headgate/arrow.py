@@ -55,7 +55,7 @@ FEED_SCHEMA = pa.schema(
 """One row per node; the rows of an episode, and the episodes of a group, are consecutive.
 
 An episode that made no call (older builds rewarded such episodes) has one row with node -1: it has nothing to train, but its
-reward counts in its group. `reward` is the episode's, with those of its calls; `context_full` says whether its last call was
+reward counts in its group. `reward` is the episode's, with those of its calls; `context_full` states whether its last call was
 refused because the context was full. A sampled node has those of its call: `call_reward`, what was posted (null:
 nothing), and `finish_reason`, why it ended (see `Node`). `images`: those among the row's own tokens, which are placeholders; the
 file of each is the gateway's (`GET /admin/v1/images/HASH`). Readers take columns by name: those new to a reader are left alone,
@@ -177,7 +177,6 @@ def _node(row: dict[str, Any]) -> Node:
 
 
 def write_stream(groups: Iterable[Group]) -> bytes:
-    """Return the groups as an Arrow stream."""
     table = groups_to_arrow(groups)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

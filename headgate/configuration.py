@@ -1,9 +1,14 @@
-"""The base of all tables of configuration files, the reader of TOML, and plain lines about what pydantic refused of a file."""
+"""The base of all tables of configuration files, the reader of TOML, and plain lines about what pydantic refused of a file.
+
+One file may hold both programs' tables: their names are distinct (`TABLES`), and each program reads its own. A file is such a
+file if it has `[run]` and `[models]`. Any other file is one program's, and a table of the other program is refused.
+"""
 
 from __future__ import annotations
 
 import tomllib
 import types
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -14,6 +19,21 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 Place = tuple[int | str, ...]
 
 
+TABLES = {
+    "gateway": frozenset((
+        "admin", "agents", "bus", "calls", "cluster", "control", "engine", "episodes", "feed",
+        "graders", "lending", "lengths", "limits", "models", "nodes", "projects", "queue", "render",
+        "retention", "rewards", "routing", "sampling", "server", "staleness", "store", "telemetry",
+        "update", "weights",
+    )),
+    "trainer": frozenset((
+        "algorithm", "batch", "checkpoint", "credit", "eval", "gateway", "model", "optimizer",
+        "parallel", "publish", "report", "rollout", "run",
+    )),
+}  # fmt: skip
+"""The tables that each program reads."""
+
+
 class Section(BaseModel):
     """A table of a file: typed, frozen, with unknown keys refused."""
 
@@ -21,7 +41,7 @@ class Section(BaseModel):
 
 
 class Unreadable(Exception):
-    """A file that is not there, or is no TOML; the message names it and says why."""
+    """A file that is missing or not TOML; the message names it and the reason."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -32,6 +52,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise Unreadable(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Unreadable(f"{path}: {error}") from error
+
+
+def is_shared(values: Mapping[str, Any]) -> bool:
+    """Return true if the values are of a file for both programs."""
+    return "run" in values and "models" in values
+
+
+def own_tables(values: dict[str, Any], program: str) -> dict[str, Any]:
+    """Return what `program` has to read of a file: of a shared file all but the tables that only the other program reads."""
+    if not is_shared(values):
+        return values
+    others = frozenset[str]().union(*TABLES.values()) - TABLES[program]
+    return {name: table for name, table in values.items() if name not in others}
 
 
 def complaints(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -54,7 +87,7 @@ def _unknown_key(name: str, known: list[str]) -> str:
 
 
 def _keys(annotation: Any, path: Place) -> list[str]:
-    """Return the keys of the table at `path` below a type; none where it is no table."""
+    """Return the keys of the table at `path` below a type; none where it is not a table."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         names = {field.alias or name: field for name, field in annotation.model_fields.items()}
         if not path:

@@ -17,8 +17,8 @@
     │   └── UpstreamTimedOut    the same, in time; names the step           504
     └── EngineError         an engine failed                                502
         ├── EngineUnreachable
-        ├── EngineRefused   the engine says that the request is wrong; no other would take it       400
-        ├── WeightsMissed   a version did not come to it; nothing is known of the version
+        ├── EngineRefused   the engine rejects the request; any other would too       400
+        ├── WeightsMissed   an engine did not receive a version, which may be fine
         ├── EngineReplaced  it was restarted by others, and has other weights
         ├── NotComparable   it cannot compare what it holds with a version
         └── ProbeFailed     an engine does not run the weights it should
@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 _KEPT = 4000
-"""Characters of what an agent or a grader said when it failed."""
+"""Characters of the error output of an agent or a grader."""
 
 
 class GatewayError(Exception):
@@ -123,7 +123,7 @@ class Busy(GatewayError):
 
 
 class Unavailable(Busy):
-    """The gateway cannot serve anyone now."""
+    """The gateway cannot serve the request now."""
 
     status = 503
     type = "server_error"
@@ -191,7 +191,7 @@ class EngineReplaced(EngineError):
 
 
 class NotComparable(EngineError):
-    """An engine cannot compare what it holds with a version, which says nothing about either."""
+    """An engine cannot compare what it holds with a version, which proves nothing about either."""
 
 
 class ProbeFailed(EngineError):
@@ -204,7 +204,7 @@ def jittered(seconds: float) -> float:
 
 
 def shortened(error: str) -> str:
-    """Return the beginning of an error, which names it, and its end, which says most; all of it if it is short."""
+    """Return the beginning of an error, which names it, and its end, which explains most; all of it if it is short."""
     if len(error) <= _KEPT:
         return error
     left, cut = _KEPT // 4, "\n...\n"
@@ -214,7 +214,7 @@ def shortened(error: str) -> str:
 def validation_error(errors: Sequence[Any], values: Any = None) -> BadRequest:
     """Return pydantic's errors as one of ours: about one field, by its name in the request.
 
-    `values`: the body, by which fields are told from the branches of a union in pydantic's paths; None: there is none.
+    `values`: the body, which separates fields from branches of a union in pydantic's paths; None: there is none.
     """
     first = errors[0]
     if first["type"] in ("json_invalid", "json_type"):
@@ -222,13 +222,13 @@ def validation_error(errors: Sequence[Any], values: Any = None) -> BadRequest:
     paths = [(_path(error, values), error) for error in errors]
     same = [(path, error) for path, error in paths if path[:1] == paths[0][0][:1]]
     deepest = max(len(path) for path, _ in same)  # a branch of a union that fits by its type goes furthest
-    told = [error for path, error in same if len(path) == deepest]
+    deepest_errors = [error for path, error in same if len(path) == deepest]
     where = ".".join(map(str, next(path for path, _ in same if len(path) == deepest)))
-    if any(error["type"] == "extra_forbidden" for error in told):
+    if any(error["type"] == "extra_forbidden" for error in deepest_errors):
         return BadRequest(
             f"Unrecognized request argument supplied: {where}", code="unknown_parameter", param=where
         )
-    text = _text(told)
+    text = _text(deepest_errors)
     return BadRequest(f"{where}: {text}" if where else text, code="invalid_value", param=where or None)
 
 
@@ -247,7 +247,7 @@ def _path(error: Any, values: Any) -> list[str | int]:
 
 
 def _text(errors: Sequence[Any]) -> str:
-    """Return what one field should be: what a branch of the right type says, or all types that it may have."""
+    """Return what one field should be: the message of a branch of the right type, or all allowed types."""
     of_type = [error for error in errors if not _is_of_another_type(error)]
     chosen = of_type[:1] or errors
     texts = dict.fromkeys(re.sub(r"dictionary( or instance of \w+)?", "object", e["msg"]) for e in chosen)

@@ -6,7 +6,7 @@ The gateway reports them of calls and episodes, the trainer of batches.
 from __future__ import annotations
 
 REMEDIES = {
-    "greedy": "temperature 0 draws no tokens: ask for a temperature above 0, or set [sampling] temperature = { override = 1.0 }",
+    "greedy": "temperature 0 draws no tokens: request a temperature above 0, or set [sampling] temperature = { override = 1.0 }",
     "truncated": "top_p, top_k or min_p cut the distribution: leave them out of requests, or set [sampling]"
     " top_p = { override = 1.0 } if it is top_p",
     "constrained": "a grammar, a forced tool, a penalty, min_tokens or a bias shaped the tokens: leave response_format,"

@@ -20,4 +20,4 @@ def _show(wanted: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", callback=_show, is_eager=True, help="Print headgate's version.")
 ]
-Debug = Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error that nobody foresaw.")]
+Debug = Annotated[bool, typer.Option(DEBUG, help="Show tracebacks of unexpected errors.")]

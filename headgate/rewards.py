@@ -39,7 +39,7 @@ def number(value: Any) -> float:
     """Return a finite number that an agent or a grader stated, as a float. Raise ValueError.
 
     Scalars of NumPy and PyTorch are numbers. Truth values and text are not, even where Python would turn them into numbers:
-    `true` says that something happened, not how well.
+    `true` states that something happened, not how well.
     """
     plain = _plain(value)
     if isinstance(plain, bool) or not isinstance(plain, Real):

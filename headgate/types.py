@@ -1,4 +1,4 @@
-"""The gateway's vocabulary. Everything here is a value: no I/O, no behaviour beyond construction.
+"""The gateway's vocabulary. Everything here is a value: no I/O, no behavior beyond construction.
 
 Token trees travel to a trainer in the form of `headgate/arrow.py`.
 
@@ -52,9 +52,9 @@ class TokenFlag(IntFlag):
     INVALID_LOGPROB = 16
     """The engine gave no usable log-probability (its NaN sentinel)."""
     UNCONFIRMED = 32
-    """Two versions may have sampled it: the engine was gone before it could say which."""
+    """Two versions may have sampled it: the engine died before it reported which."""
     ORPHANED = 64
-    """Its version is no ancestor of the newest: the trainer went back to an older checkpoint."""
+    """Its version is not an ancestor of the newest: the trainer went back to an older checkpoint."""
     LATE = 128
     """The token is older than the bound allows in its batch (`[staleness] late_groups = "mask"` or `"overtake"`)."""
 
@@ -90,12 +90,12 @@ class Node:
     """The reason why no token of this node may be trained; empty if they may."""
     call_id: str = ""
     reward: float | None = None
-    """Posted on this turn, beside what the episode was given."""
+    """Posted on this turn, in addition to the episode's own."""
     finish_reason: str = ""
     """The reason why the turn ended: `stop`, `tool_calls`, `length` (cut at its token limit) or `abandoned`; empty for a prompt
-    node, and in a feed or an export of a gateway that did not tell it."""
+    node, and in a feed or an export of a gateway that did not send it."""
     newest: Int32Array | None = None
-    """Shape (n,): the newest version that can have sampled each token; None: `versions` says it all. It does not travel."""
+    """Shape (n,): the newest version that can have sampled each token; None: `versions` is exact. It does not travel."""
     images: tuple[ImageSpan, ...] = ()
     """The images among the node's own tokens; a sampled node has none."""
 
@@ -140,7 +140,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeasedGroups:
-    """Groups of a leased buffer from a cursor on. `complete` says that no more will follow."""
+    """Groups of a leased buffer from a cursor on. `complete` means that no more will follow."""
 
     groups: tuple[Group, ...]
     cursor: int
@@ -149,7 +149,7 @@ class LeasedGroups:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Token sequences on which version N and its parent differ most, with what each says of them.
+    """Token sequences on which version N and its parent differ most, with each one's log-probabilities.
 
     The gateway asks an engine for its own log-probabilities of the same tokens and so learns which version it runs.
     """
@@ -173,7 +173,7 @@ class Probe:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Probe:
-        """Raise KeyError, TypeError or ValueError if `value` is no probe."""
+        """Raise KeyError, TypeError or ValueError if `value` is not a probe."""
         probe = cls(
             tuple(tuple(int(t) for t in s) for s in value["sequences"]),
             tuple(tuple(float(x) for x in s) for s in value["new_logprobs"]),
@@ -192,10 +192,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSampling:
-    """Sampling parameters of an evaluation episode, in place of those that its agent asks for."""
+    """Sampling parameters of an evaluation episode, in place of those that its agent requests."""
 
     temperature: float | None = None
-    """None: as asked. 0 is greedy."""
+    """None: as requested. 0 is greedy."""
     top_p: float | None = None
     seed: Literal["keep", "ignore"] = "keep"
     """`ignore`: a seed that the agent names, with which several episodes of a task would all be the same."""
@@ -224,11 +224,11 @@ class EpisodeRequest:
     """A trained one."""
     details: Mapping[str, Any] = field(default_factory=dict)
     agent: str = ""
-    """The agent whose key reaches it, beside its own."""
+    """The agent whose key reaches it, in addition to its own."""
     opening: str = ""
     """The name of the request that opens it, under the agent's key; then it has no key of its own."""
     notice: str = ""
-    """A notice for `why` about how the episode was opened (`feed/explain.py`)."""
+    """A notice for `why` about how the episode was opened (`gateway/observe/explain.py`)."""
     sampling: EpisodeSampling = AS_REQUESTED
 
 
@@ -250,7 +250,7 @@ class Grammar:
     value: str
     """A JSON schema, a regular expression, an EBNF grammar or a structural tag (xgrammar's form), as text."""
     param: str = field(default="", compare=False)
-    """The field of the request that asks for it."""
+    """The field of the request that has it."""
 
 
 LEAST_TEMPERATURE = 1e-6

@@ -1,4 +1,4 @@
-"""The page of the command line: every command of the three programs, from what `--help` says."""
+"""The page of the command line: every command of the three programs, from the output of `--help`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from reference.values import bounds_of, kind_of
 
 
 def page(programs: dict[str, typer.Typer]) -> str:
-    """All commands, each with its arguments, options and examples."""
+    """Return all commands, each with its arguments, options and examples."""
     parts = [
         "# Command line\n",
-        "Every command says the same with `--help`. `gateway --install-completion`, and the same of the other programs, makes"
+        "Every command prints the same with `--help`. `gateway --install-completion`, and the same of the other programs, makes"
         " your shell complete commands, options and their values from its next start on; `--show-completion` only prints the"
         " script. An error is one paragraph on standard error; the exit status is 2 for a wrong command line or file, and 1 for"
-        " what failed. `--debug` shows the traceback of an error that nobody foresaw.\n",
+        " what failed. `--debug` shows the tracebacks of unexpected errors.\n",
     ]
     for name, app in programs.items():
         parts += [f"## `{name}`\n", f"{prose(app.info.help or '')}\n"]

@@ -32,14 +32,14 @@ def page(
 
 
 def _sections(root: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every table of a file, once, those nearest to the root first: its path in the file, and its class."""
-    seen: set[type[BaseModel]] = set()
+    """Yield every table of a file once, those nearest to the root first: its path in the file, and its class."""
+    listed: set[type[BaseModel]] = set()
     waiting: list[tuple[str, type[BaseModel]]] = [("", root)]
     for at, kind in waiting:
         for name, field in kind.model_fields.items():
             for inner, step in _tables(field.annotation, field.alias or name):
-                if inner not in seen:
-                    seen.add(inner)
+                if inner not in listed:
+                    listed.add(inner)
                     waiting.append((f"{at}.{step}" if at else step, inner))
     yield from waiting[1:]
 

@@ -70,7 +70,7 @@ def _tables(module: ast.Module) -> dict[str, ast.Dict]:
 
 
 def _raised(node: ast.AST, tables: dict[str, ast.Dict], inside: str = "") -> Iterator[Raised]:
-    """Every error below a node. `inside`: the class around it, which may be an error that names its code itself."""
+    """Yield every error below a node. `inside`: the class around it, which may be an error that names its code itself."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function):
             for call in _own_calls(child):
@@ -122,7 +122,7 @@ def _assigned(function: Function, line: int) -> dict[str, ast.expr]:
 
 
 def _codes(given: ast.expr, function: Function) -> list[str]:
-    """The codes that an expression may have: a constant, one of two, or a parameter's default."""
+    """Return the codes that an expression may have: a constant, one of two, or a parameter's default."""
     match given:
         case ast.Constant(value=str(value)):
             return [value]

@@ -1,4 +1,4 @@
-"""The page of metrics: what `/metrics` of a gateway has, from where they are declared."""
+"""The page of metrics: what `/metrics` of a gateway exports, from the declarations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from reference.markdown import cell, code, table
 
 
 def page() -> str:
-    """Every metric, with its labels, and every label, with its values."""
+    """Return every metric with its labels, and every label with its values."""
     return "\n".join([
         "# Metrics\n",
         "`GET /metrics` of each gateway process has them, for Prometheus; `deploy/grafana` has a dashboard of them. Every process"
-        " tells of itself; what only the coordinator of a cluster knows, it alone tells, so that sums are right.\n",
+        " reports on itself; only the coordinator of a cluster reports on the cluster, so that sums are right.\n",
         table(("metric", "type", "labels", "meaning"), sorted(_rows())),
         "## Labels\n",
-        "No label holds what a request says: the number of time series is bounded by the configuration.\n",
+        "No label holds a value from a request: the number of time series is bounded by the configuration.\n",
         table(("label", "values"), [(code(name), cell(values)) for name, values in LABELS.items()]),
     ])  # fmt: skip
 

@@ -21,6 +21,7 @@ from trainer.config.settings import Settings as TrainerSettings
 from trainer.config.settings import SupervisedSettings
 
 _TOML = "One TOML file. Unknown keys are refused; relative paths are taken from the folder in which the program is started."
+_SHARED = "It may hold the tables of gateway and trainer."
 _ALGORITHMS: dict[str, type[BaseModel]] = {
     f'type = "{name}"': kind for name, (kind, *_) in sorted(REGISTRY.items())
 }
@@ -28,11 +29,11 @@ PROGRAMS = {"gateway": gateway.cli.app, "trainer": trainer.cli.app, "scheduler":
 
 PAGES: dict[str, Callable[[], str]] = {
     "gateway-configuration": partial(
-        configuration.page, "The gateway's configuration", f"{_TOML} For `gateway serve --config`.", GatewaySettings, {}
+        configuration.page, "The gateway's configuration", f"{_TOML} {_SHARED} For `gateway serve --config`.", GatewaySettings, {}
     ),
     "trainer-configuration": partial(
-        configuration.page, "The trainer's configuration", f"{_TOML} For `trainer run`, `eval`, `export` and `plan-memory`.",
-        TrainerSettings, {"algorithm": _ALGORITHMS},
+        configuration.page, "The trainer's configuration",
+        f"{_TOML} {_SHARED} For `trainer run`, `eval`, `export` and `plan-memory`.", TrainerSettings, {"algorithm": _ALGORITHMS},
     ),
     "fine-tuning-configuration": partial(
         configuration.page, "The configuration of `trainer sft`", f"{_TOML} For `trainer sft`.", SupervisedSettings, {}

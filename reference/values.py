@@ -80,7 +80,7 @@ def _number(value: float) -> str:
 
 
 def toml(value: Any) -> str:
-    """A value as the file would have it."""
+    """Return a value as the file would have it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | Path):

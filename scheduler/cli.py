@@ -24,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 
+_BEGIN, _MORE = "Start here", "More commands"
 RECORDING = "control.jsonl"
 """The recording's name in the folder of a run."""
 _VALUE, _WHY = 72, 120
@@ -34,12 +35,10 @@ def _options(version: Version = False, debug: Debug = False) -> None:
     """headgate's scheduler."""
 
 
-@app.command()
+@app.command(rich_help_panel=_BEGIN)
 def run(
     cluster: Annotated[Path, typer.Argument(help="A cluster's TOML file.", dir_okay=False)],
-    check: Annotated[
-        bool, typer.Option("--check", help="Only show what would run where; nothing is started.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Show the plan only; start nothing.")] = False,
 ) -> None:
     """Start a cluster and tend it: gateway, engines and trainer, on this machine or on Ray (docs/topics/scheduler.md).
 
@@ -59,9 +58,9 @@ def run(
     raise typer.Exit(status)
 
 
-@app.command()
+@app.command(rich_help_panel=_MORE)
 def graph(
-    program: Annotated[str, typer.Option(help="Which program.")] = "control",
+    program: Annotated[str, typer.Option(help="The program to draw.")] = "control",
     format: Annotated[
         Literal["markdown", "mermaid"],
         typer.Option(help="A page with the diagram and every reaction, or the diagram alone."),
@@ -86,7 +85,7 @@ def graph(
         out.write_text(text, encoding="utf-8")
 
 
-@app.command()
+@app.command(rich_help_panel=_BEGIN)
 def replay(
     run: Annotated[Path, typer.Argument(help=f"A recording, or the folder of a run, with its {RECORDING}.")],
 ) -> None:
@@ -121,7 +120,7 @@ def replay(
     raise typer.Exit(0 if report.equal else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=_BEGIN)
 def plan(
     profile: Annotated[
         Path | None, typer.Argument(help="A profile in TOML (docs/topics/scheduler.md).")
@@ -136,7 +135,7 @@ def plan(
         int | None, typer.Option(help="With --run: only one of the recording's runs, from 1.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=2, help="With --run: for so many nodes, instead of the run's.")
+        int | None, typer.Option(min=2, help="With --run: for this many nodes, instead of the run's.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for plan.png.")] = None,
 ) -> None:
@@ -155,7 +154,7 @@ def plan(
     if (profile is None) == (run is None):
         raise _usage_error("give a profile, or a run with --run: one of the two")
     if profile is not None and (metrics or number is not None or nodes is not None):
-        raise _usage_error("--metrics, --number and --nodes are for --run; a profile says all of it itself")
+        raise _usage_error("--metrics, --number and --nodes are for --run; a profile has all of it")
     try:
         summary = command.plan(profile, run, metrics or (), number, nodes, out)
     except (BadProfile, BadRun) as error:
@@ -244,7 +243,7 @@ def _usage_error(message: str) -> typer.Exit:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     run_program("scheduler", app)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from headgate.options import Debug, Version
 from headgate.processes.program import run as run_program
-from trainer.program import exit_without_trackers, plain_errors, run_interruptible
+from trainer.program import exit_without_trackers, in_progress, plain_errors, run_interruptible
 
 if TYPE_CHECKING:
     from trainer.config.settings import Settings
@@ -22,6 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",  # keeps text in brackets
 )
+
+_BEGIN, _MORE = "Start here", "More commands"
 
 Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
 
@@ -45,7 +47,7 @@ def _options(version: Version = False, debug: Debug = False) -> None:
     """headgate's trainer."""
 
 
-@app.command("run")
+@app.command("run", rich_help_panel=_BEGIN)
 def run_command(
     config: Config,
     changes: Changes = None,
@@ -68,12 +70,14 @@ def run_command(
         ),
     ] = False,
 ) -> None:
-    """Train: lease batches, update the model, publish the weights. Stop with Ctrl-C or a kill; continue with the same command.
+    """Train: lease batches, update the model, publish versions. Stop with Ctrl-C or a kill; continue with the same command.
+
+    A file that has the gateway's tables too, as `gateway init` writes it, starts the gateway.
 
     Forward and backward begin with a batch's first groups, before it is complete. A start continues from the newest checkpoint
     under run.dir: it trains the batches since then again, from the gateway's record, and compares the result with the weights
-    that were published last; with run.deterministic = true nothing is lost. If they differ, or newer checkpoints were removed,
-    the checkpoint's weights become a new version, and the versions between are orphaned.
+    that were published last; with run.deterministic = true nothing is lost. Otherwise, training resumes from the checkpoint as a
+    new version, and the versions in between are marked orphaned.
 
     Several ranks, as `[parallel]` divides them: torchrun --nproc-per-node N -m trainer.cli run CONFIG on each machine.
 
@@ -81,18 +85,19 @@ def run_command(
 
     Examples:
 
-      trainer run trainer.toml
+      trainer run run.toml
 
       trainer run trainer.toml --set optimizer.lr=1e-6 --dry-run --memory 80GiB
     """
     if (meta or memory) and not dry:
         raise typer.BadParameter("--meta and --memory are for --dry-run")
     with plain_errors():
-        from trainer.config.settings import Settings
-        from trainer.loop.run import run, run_other_rank
-        from trainer.model.process_group import own_rank
+        with in_progress("loading PyTorch"):
+            from trainer.config.settings import Settings
+            from trainer.loop.run import run, run_other_rank
+            from trainer.model.process_group import own_rank
 
-        settings = Settings.load(config, changes or ())
+            settings = Settings.load(config, changes or ())
         if dry:
             _rehearse(settings, meta, memory)
         elif own_rank() == 0:
@@ -112,7 +117,8 @@ def _rehearse(settings: Settings, meta: bool, memory: str | None) -> None:
     from trainer.model.process_group import own_rank
 
     if own_rank() == 0:
-        result = rehearse(settings, meta=meta, memory=bytes_of(memory) if memory else None)
+        with in_progress("loading the model, and computing one step"):
+            result = rehearse(settings, meta=meta, memory=bytes_of(memory) if memory else None)
         _print_result(result.lines(), result.to_json(), result.fits)
     elif not meta:
         run_other_rank(settings)
@@ -126,7 +132,7 @@ def _print_result(lines: Iterable[str], result: dict[str, Any], fits: bool | Non
         raise typer.Exit(1)
 
 
-@app.command("eval")
+@app.command("eval", rich_help_panel=_BEGIN)
 def eval_command(
     config: Config,
     tasks: Annotated[
@@ -170,14 +176,15 @@ def eval_command(
     }
     named = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     with plain_errors():
-        from trainer.commands.evaluate import evaluate
-        from trainer.config.settings import Settings
+        with in_progress("loading PyTorch"):
+            from trainer.commands.evaluate import evaluate
+            from trainer.config.settings import Settings
 
         evaluation = evaluate(Settings.load(config, [*(changes or ()), *named]), json_out)
         run_interruptible(evaluation, "stopping, and abandoning open episodes", "stopped: no figures")
 
 
-@app.command("sft")
+@app.command("sft", rich_help_panel=_MORE)
 def sft_command(
     config: Annotated[Path, typer.Argument(help="A TOML file with a table [sft].", dir_okay=False)],
     out: Annotated[
@@ -201,8 +208,9 @@ def sft_command(
       gateway export --config gateway.toml --out episodes.parquet --all && trainer sft sft.toml --set sft.min_reward=0.9
     """
     with plain_errors():
-        from trainer.commands.sft import sft
-        from trainer.config.settings import SupervisedSettings
+        with in_progress("loading PyTorch"):
+            from trainer.commands.sft import sft
+            from trainer.config.settings import SupervisedSettings
 
         try:
             sft(SupervisedSettings.load(config, changes or ()), out)
@@ -211,7 +219,7 @@ def sft_command(
             raise typer.Exit(130) from None
 
 
-@app.command("export")
+@app.command("export", rich_help_panel=_BEGIN)
 def export_command(
     config: Config,
     out: Annotated[Path, typer.Option(help="The directory to write; it must not exist.", file_okay=False)],
@@ -234,15 +242,16 @@ def export_command(
       trainer export trainer.toml --out tuned
     """
     with plain_errors():
-        from trainer.commands.export import export
-        from trainer.config.settings import Settings
+        with in_progress("loading the model, and writing its weights"):
+            from trainer.commands.export import export
+            from trainer.config.settings import Settings
 
-        exported = export(Settings.load(config, changes or ()), out, version, adapter=adapter)
+            exported = export(Settings.load(config, changes or ()), out, version, adapter=adapter)
         hint = "the adapter, in peft's form" if adapter else f"serve it with: vllm serve {out}"
         typer.echo(f"{out}: version {exported}; {hint}")
 
 
-@app.command("samples")
+@app.command("samples", rich_help_panel=_MORE)
 def samples_command(
     directory: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="`[run] dir` of a run.", file_okay=False, exists=True)
@@ -265,7 +274,7 @@ def samples_command(
         typer.echo(as_markdown(read(newest(directory, step))), nl=False)
 
 
-@app.command("plan-memory")
+@app.command("plan-memory", rich_help_panel=_MORE)
 def plan_memory_command(
     config: Config,
     memory: Memory = None,
@@ -292,16 +301,17 @@ def plan_memory_command(
       trainer plan-memory trainer.toml --memory 80GiB --ranks 8
     """
     with plain_errors():
-        from trainer.commands.plan_memory import bytes_of, engine_bytes, plan
-        from trainer.config.settings import Settings
+        with in_progress("propagating shapes through the model"):
+            from trainer.commands.plan_memory import bytes_of, engine_bytes, plan
+            from trainer.config.settings import Settings
 
-        size = bytes_of(memory) if memory else None
-        shared = engine_bytes(engine, size) if engine else None
-        result = plan(Settings.load(config, changes or ()), ranks, size, shared)
+            size = bytes_of(memory) if memory else None
+            shared = engine_bytes(engine, size) if engine else None
+            result = plan(Settings.load(config, changes or ()), ranks, size, shared)
         _print_result(result.lines(), result.to_json(), result.fits)
 
 
-@app.command("warmstart")
+@app.command("warmstart", rich_help_panel=_MORE)
 def warmstart_command(
     out: Annotated[Path, typer.Option(help="The directory to write the checkpoint to.", file_okay=False)],
     recipe: Annotated[Path, typer.Option(help="A recipe's TOML file.", dir_okay=False)] = Path(

@@ -51,7 +51,7 @@ def outside_trust_region(ratio: Tensor, advantages: Tensor, clip_low: float, cli
     """Return true where the PPO clip removes the gradient: the ratio is past a bound in the advantage's direction.
 
     Bool, the shape of `ratio`. Sources: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); separate bounds:
-    Yu et al., "DAPO" (2025). `clip_low` 1 and `clip_high` infinity are no bounds.
+    Yu et al., "DAPO" (2025). `clip_low` 1 and `clip_high` infinity do not clip.
     """
     above = (advantages > 0) & (ratio > 1.0 + clip_high)
     below = (advantages < 0) & (ratio < 1.0 - clip_low)
@@ -64,7 +64,7 @@ def none(ratios: Ratios, low: float, high: float) -> Tensor:
 
 
 def tis_token(ratios: Ratios, low: float, high: float) -> Tensor:
-    """Return each token's ratio, clamped to [low, high]; shape (trained,). 0 and infinity are no bounds.
+    """Return each token's ratio, clamped to [low, high]; shape (trained,). 0 and infinity do not clamp.
 
     Sources: Ionides, "Truncated Importance Sampling" (2008); between an inference engine and a trainer: Yao et al., "Your
     Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025).

@@ -89,13 +89,13 @@ def width(settings: Settings) -> int:
 def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) -> Prediction:
     """Return the memory of one of `ranks`. `reference`: the run needs the initial weights too, as models of their own."""
     wide, shards = width(settings), ranks // settings.parallel.replicate
-    held, offload = shapes.weights, settings.optimizer.offload == "host"
-    kept_moments = _moments(held.trained, shapes.matrices, settings)
+    parameters, offload = shapes.weights, settings.optimizer.offload == "host"
+    kept_moments = _moments(parameters.trained, shapes.matrices, settings)
     static = {
-        "weights": (MASTER * held.trained + wide * held.frozen) // shards,
-        "gradients": MASTER * held.trained // shards,
+        "weights": (MASTER * parameters.trained + wide * parameters.frozen) // shards,
+        "gradients": MASTER * parameters.trained // shards,
         "moments": 0 if offload else kept_moments // shards,
-        "reference model": wide * held.all // shards if reference else 0,
+        "reference model": wide * parameters.all // shards if reference else 0,
     }
     moments = {
         "head": {"activations kept": shapes.kept, "output head": shapes.head},
@@ -108,8 +108,8 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
     host = {
         "moments": kept_moments // shards if offload else 0,
         "inputs of layers": shapes.kept_on_host,
-        "weights to publish": wide * held.all,
-        "copy for checkpoints": (MASTER * held.trained + kept_moments) // shards,
+        "weights to publish": wide * parameters.all,
+        "copy for checkpoints": (MASTER * parameters.trained + kept_moments) // shards,
     }
     if settings.gateway.nodes and settings.gateway.offload in ("auto", "host"):
         host["what leaves while nodes are lent"] = sum(static.values())

@@ -22,6 +22,7 @@ def plain_errors() -> Iterator[None]:
         GatewayUnreachable,
         RunStopped,
     )
+    from headgate.extras import install_command
     from headgate.processes.errors import ChildDied
     from trainer.errors import ConfigError, TrainerError
 
@@ -31,7 +32,7 @@ def plain_errors() -> Iterator[None]:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
         typer.echo(
-            f"the trainer needs {error.name}, which is not installed: pip install 'headgate[trainer]'",
+            f"the trainer needs {error.name}, which is not installed: {install_command('trainer')}",
             err=True,
         )
         raise typer.Exit(2) from error
@@ -48,6 +49,13 @@ def plain_errors() -> Iterator[None]:
     ) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
+
+
+def in_progress(what: str) -> contextlib.AbstractContextManager[None]:
+    """Print what a block does if it takes longer than two seconds."""
+    from headgate.processes import slow
+
+    return slow.in_progress(lambda text: typer.echo(text, err=True), what)
 
 
 def run_interruptible(work: Coroutine[Any, Any, None], ending: str, end: str) -> None:

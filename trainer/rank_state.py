@@ -97,7 +97,7 @@ class RankState:
         """None if the model is given no images."""
         if self.vision_inputs is not None and settings.serves_adapters:
             raise ConfigError(
-                "[weights] transport = 'lora': adapters of a vision model cannot be published without its weights; any other"
+                "[publish] transport = 'lora': adapters of a vision model cannot be published without its weights; any other"
                 " transport publishes their sum with the weights"
             )
         self._policy = build.trained(settings.model, ranks, settings.run.seed, self.vision_inputs)

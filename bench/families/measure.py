@@ -43,7 +43,7 @@ class Found:
     verdict: str = "refused"
     """With `attention = "spans"`."""
     why: str | None = None
-    """Of a refusal: the trainer's reason, and the setting that works, if one does."""
+    """The trainer's reason for a refusal, and the setting that works, if one does."""
     rows: str = "refused"
     """The verdict with `attention = "rows"`."""
     gap: float | None = None
@@ -108,7 +108,7 @@ def _written(family: Family, path: Path) -> Any:
 
 @torch.no_grad()
 def _randomize(model: Any) -> None:
-    """Weights by which distributions are far from uniform, and every bias and norm counts."""
+    """Set weights by which distributions are far from uniform, and every bias and norm counts."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -166,7 +166,7 @@ def _error(model: Any, wanted: dict[str, Tensor]) -> float:
 
 
 def _rows() -> list[Row]:
-    """Six rows of 12 to 95 tokens, in an order in which neighbors share most."""
+    """Return six rows of 12 to 95 tokens, in an order in which neighbors share most."""
     generator = torch.Generator().manual_seed(7)
 
     def tokens(n: int) -> list[int]:
@@ -251,7 +251,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings and bars of libraries, which would bury the matrix."""
+    """Silence the warnings and bars of libraries, which would bury the matrix."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,8 +1,8 @@
-"""Runs `make bench NAME=gpu` on a machine with GPUs: tests, the trainer alone, training beside vLLM.
+"""Runs `make bench NAME=gpu` on a machine with GPUs: tests, the trainer alone, training next to vLLM.
 
 1. The tests marked `gpu` (`tests/gpu`): kernels, precision, offload, NCCL, and the probe of a weight update.
 2. The trainer alone on long rows, as prime-rl's published figure was measured.
-3. Five steps of a Qwen3-0.6B-shaped random model with vLLM beside it, through the gateway.
+3. Five steps of a Qwen3-0.6B-shaped random model with vLLM on the same machine, through the gateway.
 
 It leaves `gpu-report.json` and `gpu-report.html`; status 1: a test or a part failed, or a version is not live.
 """
@@ -62,10 +62,10 @@ class Check:
             found["alone"] = figures.alone(config, self._alone(model), self.workload.row, self.peak)
         except Exception as error:
             errors["alone"] = f"{type(error).__name__}: {error}"
-        steps.begin(f"{self.steps} steps beside the engine (logs: {self.folder})")
+        steps.begin(f"{self.steps} steps next to the engine (logs: {self.folder})")
         try:
             run = asyncio.run(self._train(model))
-            found["training"] = figures.beside_engine(config, run.steps, self.peak)
+            found["training"] = figures.next_to_engine(config, run.steps, self.peak)
             found["updates"] = figures.updates(run.updates)
         except Exception as error:
             errors["training"] = f"{type(error).__name__}: {error}"
@@ -80,10 +80,12 @@ class Check:
         """Return a process of its own, whose memory is gone before the engine comes."""
         argv = [sys.executable, "-m", "bench.gpu.alone", "--shape", self.workload.name, "--model", str(model)]
         argv += ["--dir", str(self.folder / "alone"), "--device", self.device, "--steps", str(_ALONE_STEPS)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the trainer alone ended with {done.returncode}:\n{done.stderr[-3000:]}")
-        found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])["steps"]
+        process = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise RuntimeError(
+                f"the trainer alone ended with {process.returncode}:\n{process.stderr[-3000:]}"
+            )
+        found: list[dict[str, float]] = json.loads(process.stdout.splitlines()[-1])["steps"]
         return found
 
 
@@ -112,11 +114,11 @@ def passed(report: dict[str, Any]) -> bool:
 
 
 def write(report: dict[str, Any], folder: Path) -> None:
-    """Leaves both files, and prints the tables and, as the last line, the report."""
+    """Write both files, and print the tables and, as the last line, the report."""
     (folder / "gpu-report.html").write_text(page.render(report))
     header = ("figure", "here", "prime-rl, one H100")
     show("The trainer alone", header, page.alone_rows(report))
-    show("Training beside the engine", header[:2], page.training_rows(report))
+    show("Training next to the engine", header[:2], page.training_rows(report))
     for name in ("training", "updates"):
         show(f"Seconds: {name}, medians", ("part", "s"), page.part_rows(report[name]))
     tests = report["tests"]
@@ -134,7 +136,7 @@ def _commit() -> str:
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Training steps beside the engine.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Training steps next to the engine.")] = 5,
     engine_python: Annotated[
         Path, typer.Option(help="The interpreter of vLLM's environment (`make bench NAME=gpu` makes it).")
     ] = ENGINE_PYTHON,
@@ -142,8 +144,8 @@ def main(
         "runs/gpu-check"
     ),
 ) -> None:
-    """Run the tests that need a GPU, measure the trainer alone, and train beside vLLM. Refuses on a machine without a GPU."""
-    # The driver counts GPUs by their place on the bus, and CUDA by their speed unless it is told.
+    """Run the tests that need a GPU, measure the trainer alone, and train next to vLLM. Refuse on a machine without a GPU."""
+    # The driver counts GPUs by their place on the bus, and CUDA by their speed unless this is set.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     found = look()
     lacks = missing(found)

@@ -38,7 +38,7 @@ def settings_of(workload: Workload, model: Path, folder: Path, device: str) -> S
 
 
 def rollouts_of(workload: Workload) -> list[Rollout]:
-    """Rows of random tokens, with the log-probabilities of an untrained model; nothing is shared but the first token."""
+    """Return rows of random tokens, with the log-probabilities of an untrained model; nothing is shared but the first token."""
     draw = np.random.default_rng(1)
     vocabulary = workload.config["vocab_size"]
     found = []

@@ -22,7 +22,7 @@ _ENDED = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 def run_tests(
     folder: Path, engine_python: Path, options: Sequence[str] = ("tests/gpu", "-m", "gpu")
 ) -> dict[str, Any]:
-    """Run pytest, its output on stderr; answers the counts, and the names of what failed or was skipped, with the reason."""
+    """Run pytest, its output on stderr; return the counts, and what failed or was skipped, with the reason."""
     report = (folder / "tests.xml").absolute()
     argv = [sys.executable, "-m", "pytest", "-q", *options, "--junitxml", str(report)]
     env = os.environ | {ENGINE_PYTHON: str(engine_python.absolute())}

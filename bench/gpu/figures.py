@@ -108,10 +108,10 @@ def alone(
     }
 
 
-def beside_engine(
+def next_to_engine(
     config: Mapping[str, Any], records: Sequence[Mapping[str, Any]], peak: float | None
 ) -> dict[str, Any]:
-    """Step with an engine beside the trainer: the rate of computing, that of the whole run, and seconds by part."""
+    """Summarize training next to an engine: the rate of computing, that of the whole run, and seconds by part."""
     computing = sum(record["seconds/compute"] for record in records)
     total = sum(record["seconds/total"] for record in records)
     tokens = sum(record["computed_tokens"] for record in records)
@@ -141,7 +141,7 @@ def _of_step(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def updates(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Weight updates: the median seconds of each part over versions and engines, and the results of the probes."""
+    """Return the updates' figures: the median seconds of each part over versions and engines, and the probes' results."""
     reports = [report for record in records for report in record["report"]]
     parts = dict.fromkeys(part for report in reports for part in report["seconds"])
     probes = [report["probe"] for report in reports if report["probe"]]

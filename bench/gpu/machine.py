@@ -1,4 +1,4 @@
-"""Says whether this machine can run the check, before anything is installed: a GPU for the CUDA builds of PyTorch and vLLM.
+"""Checks whether this machine can run the check, before anything is installed: a GPU for the CUDA builds of PyTorch and vLLM.
 
 `python3 -m bench.gpu.machine` ends with status 1 and one paragraph if it cannot. Imports Python's own library alone.
 """
@@ -55,8 +55,8 @@ class Machine:
 
 
 def look() -> Machine:
-    """Asks the driver, and the interpreter that will make the environments."""
-    gpus, why = _ask_driver()
+    """Query the driver, and the interpreter that will make the environments."""
+    gpus, why = _query_driver()
     return Machine(
         gpus, why, f"{platform.system()} {platform.machine()}", sys.version_info[:2], _missing_tools()
     )
@@ -72,7 +72,7 @@ def _missing_tools() -> tuple[str, ...]:
     )
 
 
-def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
+def _query_driver() -> tuple[tuple[Gpu, ...], str]:
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
@@ -100,7 +100,7 @@ def parse(answer: str) -> tuple[Gpu, ...]:
 
 
 def _number(text: str) -> float:
-    """0 for what the driver does not know, as `[N/A]` for memory that GPU and host share."""
+    """Return a number; 0 for what the driver does not know, as `[N/A]` for memory that GPU and host share."""
     return 0.0 if text.startswith("[") else float(text)
 
 
@@ -150,11 +150,11 @@ def missing(machine: Machine) -> list[str]:
 
 
 def refusal(lacks: Sequence[str]) -> str:
-    """One paragraph for people."""
+    """Return one paragraph for people."""
     return (
         f"gpu-check cannot run on this machine. It needs {'; and '.join(lacks)}. Nothing was installed or measured, and no"
         " report was written. What it does is tested without a GPU by `pytest tests/unit/bench/test_gpu_check.py`;"
-        " docs/guide/one-gpu.md says more."
+        " docs/guide/one-gpu.md has more."
     )
 
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: what was measured, beside what prime-rl publishes. Pure."""
+"""The report as one HTML file that needs nothing else: what was measured, compared with what prime-rl publishes. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def alone_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def training_rows(report: Mapping[str, Any]) -> Rows:
-    """Training beside the engine: figure, here."""
+    """Return the rows of training next to the engine: figure, here."""
     run, made = report["training"], report["updates"]
     if run is None:
         return [("failed", report["errors"]["training"])]
@@ -57,7 +57,7 @@ def training_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def part_rows(measured: Mapping[str, Any] | None) -> Rows:
-    """Seconds by part: name, seconds; none of what failed."""
+    """Return the seconds by part: name, seconds; failed parts have none."""
     return [(name, number(value)) for name, value in (measured or {"seconds": {}})["seconds"].items()]
 
 
@@ -81,7 +81,7 @@ def render(report: Mapping[str, Any]) -> str:
 {_table(("figure", "here", "prime-rl, one H100"), alone_rows(report))}
 <p class="note">prime-rl: {escape(report["published"]["what"])}. {escape(report["published"]["source"])}. Formulas:
 bench/gpu/figures.py.</p>
-<h2>Training with vLLM beside it</h2>
+<h2>Training next to vLLM</h2>
 {_table(("figure", "here"), training_rows(report))}
 <h2>Seconds of a step, median</h2>
 {_bars(report["training"])}

@@ -1,4 +1,4 @@
-"""Steps of training with an engine beside it: the gateway, `trainer run`, an agent, and what each of them said of it.
+"""Steps of training next to an engine: the gateway, `trainer run`, an agent, and what each of them reported.
 
 Owns the files of a run, all in one folder: configuration, logs, the gateway's database, checkpoints, versions.
 """
@@ -33,14 +33,14 @@ class Engine:
 
     @classmethod
     def on_gpu(cls, python: Path, folder: Path, gpus: Sequence[Gpu]) -> Engine:
-        """vLLM on the second GPU, or on a part of the only one; the trainer is on the first."""
+        """Place vLLM on the second GPU, or on a part of the only one; the trainer is on the first."""
         args = [] if len(gpus) > 1 else ["--gpu-memory-utilization", "0.35"]
         env = {VISIBLE: gpus[:2][-1].uuid}
         return cls({"launch": "vllm", "python": str(python.absolute()), "args": args, "env": env,
                     "log": str(folder / "engine.log"), "start_s": 900.0})  # fmt: skip
 
     def table(self) -> str:
-        """As lines of a TOML file."""
+        """Return the lines of a TOML file."""
         rows = [
             f"{key} = {_toml(value)}" for key, value in self.values.items() if not isinstance(value, Mapping)
         ]
@@ -63,7 +63,7 @@ class Run:
 async def train(
     workload: Workload, model: Path, folder: Path, engine: Engine, *, device: str, steps: int
 ) -> Run:
-    """Trains for some steps. Raise RuntimeError if the trainer fails, with the end of its log."""
+    """Train for some steps. Raise RuntimeError if the trainer fails, with the end of its log."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     write_tasks(folder / "tasks.jsonl", workload, workload.groups * (steps + _MARGIN))
@@ -150,5 +150,5 @@ concurrency = {workload.groups * workload.members * _MARGIN}
 
 
 def _toml(value: object) -> str:
-    """Strings, numbers and lists are written alike in JSON and in TOML."""
+    """Return TOML: strings, numbers and lists look the same in JSON."""
     return json.dumps(value)

@@ -35,7 +35,7 @@ class Workload:
     reply: int
     """The most tokens of an answer; a random model seldom ends one itself."""
     micro_batch: int
-    """Tokens that go through the model at once."""
+    """Tokens that go through the model together."""
     row: int
     """The length of an episode while the trainer is measured alone."""
     rows: int
@@ -48,7 +48,7 @@ class Workload:
 
 
 def qwen3_0_6b() -> Workload:
-    """Qwen3-0.6B as published; alone, as in prime-rl's benchmark: two rows of 16,384 tokens, all activations recomputed."""
+    """Return Qwen3-0.6B as published; alone as in prime-rl's benchmark: two rows of 16,384 tokens, all activations recomputed."""
     config = json.loads((ROOT / "recipes/shapes/Qwen3-0.6B/config.json").read_text())
     return Workload(
         "qwen3-0.6b", config, "bfloat16", groups=4, members=8, prompt=512, reply=4096, micro_batch=16_384, row=16_384, rows=2
@@ -87,7 +87,7 @@ def write_model(folder: Path, workload: Workload) -> None:
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """A byte is a token; all others, of which no text is made but which a random model samples, are three letters each."""
+    """Write a tokenizer whose tokens are bytes. All others, which only a random model samples, are three letters each."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,1 +1,1 @@
-"""The trainer's step beside TRL's (`__main__`): workloads (`load`), the model, and a process for each side."""
+"""The trainer's step compared with TRL's (`__main__`): workloads (`load`), the model, and a process for each side."""

@@ -1,13 +1,13 @@
-"""The trainer's step beside TRL's GRPOTrainer: the same model, batch and loss, on the CPU, in turns within one run.
+"""The trainer's step compared with TRL's GRPOTrainer: the same model, batch and loss, on the CPU, in turns within one run.
 
 Before anything is timed, the clipped gradients of a first step are compared. Batches are made from a seed (`bench.trainer.load`):
 
 - long_tail: `vs_trl_long_tail`, how many times TRL's trained tokens a second; and `padding_share`, the share of the tokens that
-  went through the model and need not have.
+  went through the model needlessly.
 - trees: `vs_trl_trees`, the same on episodes that branch; and `tree_efficiency`, how much faster our trainer is with the tree
-  than with every path apart, as a share of how many fewer tokens the tree has.
-- head: `head_peak_ratio`, the most memory that the output head takes beside its weights and their gradient, with a vocabulary of
-  151,936 over one with 8,192, at equal tokens.
+  than with a row for each path, as a share of how many fewer tokens the tree has.
+- head: `head_peak_ratio`, the most memory that the output head uses in addition to its weights and their gradient, with a
+  vocabulary of 151,936 over one with 8,192, at equal tokens.
 
 TRL is in an environment of its own (`make bench NAME=trainer` makes it); without one (`--trl none`) its keys are null.
 """
@@ -67,7 +67,7 @@ class Side:
         self._log.close()
 
     def step(self) -> dict[str, Any]:
-        """One optimizer step; answers what it says of it. Raise RuntimeError if it dies."""
+        """Make one optimizer step, and return what the process reports. Raise RuntimeError if it dies."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
@@ -78,7 +78,7 @@ class Side:
         return answer
 
     def measure(self) -> None:
-        """A step that counts."""
+        """Make a step that counts."""
         self.answers.append(self.step())
 
     @property
@@ -95,7 +95,7 @@ class Load:
     sides: dict[str, Side] = field(default_factory=dict)
 
     def rate(self, name: str) -> list[float]:
-        """Trained tokens a second, of each step."""
+        """Return the trained tokens a second of each step."""
         trained = workloads.trained_tokens(self.batch)
         return [trained / seconds for seconds in self.sides[name].seconds]
 
@@ -152,15 +152,15 @@ class Bench:
         ]
         return Side(python, module, self.folder, f"{batch.stem}-{name}", *shared, *options)
 
-    def run(self, name: str, batch: list[Rollout], steps: Steps, *, apart: bool) -> Load:
+    def run(self, name: str, batch: list[Rollout], steps: Steps, *, by_path: bool) -> Load:
         """Step of each side in turns, after one that is not timed and whose gradients must agree."""
         path = self.folder / f"{name}.npz"
         workloads.save(batch, path)
-        longest = max(len(_ids(row)) for row in workloads.paths_apart(batch))
+        longest = max(len(_ids(row)) for row in workloads.paths_of(batch))
         tokens = ["--tokens", str(self.rows * longest)]
         load = Load(batch, {"headgate": self.side("headgate", path, *tokens)})
-        if apart:
-            load.sides["apart"] = self.side("apart", path, *tokens, "--apart")
+        if by_path:
+            load.sides["paths"] = self.side("paths", path, *tokens, "--paths")
         if self.trl:
             load.sides["trl"] = self.side("trl", path, "--rows", str(self.rows))
         try:
@@ -183,9 +183,9 @@ class Bench:
         return load
 
     def long_tail(self, steps: Steps, sizes: Sizes) -> tuple[dict[str, Any], list[list[str]]]:
-        """Lengths with a long tail: rates, and the padding on our side."""
+        """Measure lengths with a long tail: rates, and the padding on our side."""
         batch = workloads.long_tail(sizes, 1, prompt=32, median=48.0, sigma=1.0, most=1024)
-        load = self.run("long_tail", batch, steps, apart=False)
+        load = self.run("long_tail", batch, steps, by_path=False)
         computed = load.sides["headgate"].answers[0]["tokens"]
         ideal = workloads.shared_tokens(batch)
         padding = (computed - ideal) / computed
@@ -193,13 +193,13 @@ class Bench:
         return figures, self.rows_of("long-tailed lengths", load)
 
     def trees(self, steps: Steps, sizes: Sizes) -> tuple[dict[str, Any], list[list[str]]]:
-        """Episodes of four paths that share 70 %: rates with the tree, without it, and TRL's."""
+        """Measure episodes of four paths that share 70 %: rates with the tree, without it, and TRL's."""
         batch = workloads.branches(sizes, 2, path=400, shared=0.7, fan=4)
-        load = self.run("trees", batch, steps, apart=True)
+        load = self.run("trees", batch, steps, by_path=True)
         fewer = (
-            load.sides["apart"].answers[0]["tokens"] / load.sides["headgate"].answers[0]["tokens"]
+            load.sides["paths"].answers[0]["tokens"] / load.sides["headgate"].answers[0]["tokens"]
         )  # the ideal, by token count
-        gained = load.times("headgate", "apart")
+        gained = load.times("headgate", "paths")
         efficiency = None if gained is None else gained / fewer
         figures = {"vs_trl_trees": load.times("headgate", "trl"), "tree_efficiency": efficiency}
         return figures, self.rows_of("branching episodes", load)
@@ -242,7 +242,7 @@ def main(
     small: Annotated[bool, typer.Option(help="A batch that only shows that everything works.")] = False,
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("runs/bench-trainer.json"),
 ) -> None:
-    """Measure the trainer's step beside TRL's GRPOTrainer: the same model, batch and loss, on the CPU."""
+    """Measure the trainer's step and that of TRL's GRPOTrainer: the same model, batch and loss, on the CPU."""
     trl = "" if trl == "none" else trl
     if trl and not Path(trl).exists():
         raise typer.BadParameter(

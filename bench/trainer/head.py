@@ -1,6 +1,6 @@
 """The peak memory of the output head, forward and backward, in a process of its own: bytes on stdout.
 
-The most that the kernel says the process had (Linux), less what it had with weights, their gradient and inputs in memory.
+The most that the process had by the kernel's count (Linux), less what it had with weights, their gradient and inputs in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.model.head import Head, token_logprobs
 
 
 def main() -> None:
-    """Measures one pass, after one that warms up."""
+    """Measure one pass, after one that warms up."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocabulary", type=int, required=True)
     parser.add_argument("--hidden", type=int, required=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.trainer.load import Rollout, load, paths_apart
+from bench.trainer.load import Rollout, load, paths_of
 from headgate.types import (
     Episode,
     Group,
@@ -83,14 +83,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True, help="of a micro-batch")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument(
-        "--apart",
+        "--paths",
         action="store_true",
         help="each path of an episode as a row of its own, of which none is shared",
     )
     parser.add_argument("--gradient", type=Path)
     options = parser.parse_args()
     rollouts = load(options.batch)
-    way = "rows" if options.apart else "spans"  # spans would find what rows share
+    way = "rows" if options.paths else "spans"  # spans would find what rows share
     settings = settings_of(options.model, options.tokens, options.threads, options.batch.parent / "run", way)
     prepare_torch(settings)
     trainer = RankTrainer(settings, parallel.join(settings.parallel, "cpu"))
@@ -103,7 +103,7 @@ def main() -> None:
             hook.remove()
 
         hook = trainer.optimizer.parts[0].register_step_pre_hook(write)
-    groups = groups_of(paths_apart(rollouts) if options.apart else rollouts)
+    groups = groups_of(paths_of(rollouts) if options.paths else rollouts)
     while sys.stdin.readline():
         counted.tokens = 0
         began = time.perf_counter(), time.process_time()

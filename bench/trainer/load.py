@@ -52,17 +52,17 @@ class Rollout:
                 path.append(self.turns[path[-1]].parent)
             yield path[::-1]
 
-    def apart(self) -> Iterator[Rollout]:
-        """Every path as an episode of its own, in which the turns that an earlier path has are not sampled."""
-        seen: set[int] = set()
+    def separate_paths(self) -> Iterator[Rollout]:
+        """Yield every path as an episode of its own; turns of an earlier path are not sampled in it."""
+        earlier: set[int] = set()
         for path in self.paths():
-            turns = (self._copy(place, index, index in seen) for place, index in enumerate(path))
+            turns = (self._copy(place, index, index in earlier) for place, index in enumerate(path))
             yield Rollout(self.group, self.reward, tuple(turns))
-            seen.update(path)
+            earlier.update(path)
 
-    def _copy(self, place: int, index: int, seen: bool) -> Turn:
+    def _copy(self, place: int, index: int, repeated: bool) -> Turn:
         turn = self.turns[index]
-        return Turn(place - 1, turn.sampled and not seen, turn.ids, turn.logprobs)
+        return Turn(place - 1, turn.sampled and not repeated, turn.ids, turn.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Sizes:
 def long_tail(
     sizes: Sizes, seed: int, *, prompt: int, median: float, sigma: float, most: int
 ) -> list[Rollout]:
-    """Episodes of one turn; the logarithm of its length is normal around that of `median`, with a deviation of `sigma`."""
+    """Return episodes of one turn; the logarithm of its length is normal around that of `median`, with a deviation of `sigma`."""
     draw = np.random.default_rng(seed)
     made = []
     for group in range(sizes.groups):
@@ -90,7 +90,7 @@ def long_tail(
 
 
 def branches(sizes: Sizes, seed: int, *, path: int, shared: float, fan: int) -> list[Rollout]:
-    """Episodes of `fan` paths of `path` tokens on average, of which the share `shared` is a common history."""
+    """Return episodes of `fan` paths of `path` tokens on average, of which the share `shared` is a common history."""
     draw = np.random.default_rng(seed)
     made = []
     history = round(path * shared)
@@ -106,19 +106,19 @@ def branches(sizes: Sizes, seed: int, *, path: int, shared: float, fan: int) -> 
 
 
 def trained_tokens(batch: list[Rollout]) -> int:
-    """Tokens that were sampled, each counted once."""
+    """Return the number of sampled tokens, each counted once."""
     return sum(len(turn.ids) for rollout in batch for turn in rollout.turns if turn.sampled)
 
 
 def tokens(batch: list[Rollout]) -> int:
-    """Tokens that a model has to see if no episode shares anything with another."""
+    """Return the tokens that a model must compute if episodes share nothing."""
     return sum(len(turn.ids) for rollout in batch for turn in rollout.turns)
 
 
 def shared_tokens(batch: list[Rollout]) -> int:
-    """Tokens that a model has to see at least, if what the members of a group have in common is seen once."""
-    seen = {(rollout.group, prefix) for rollout in batch for prefix in _prefixes(rollout)}
-    return sum(len(prefix[-1]) // 4 for _, prefix in seen)
+    """Return the fewest tokens that a model must compute, if what the members of a group share is computed once."""
+    prefixes = {(rollout.group, prefix) for rollout in batch for prefix in _prefixes(rollout)}
+    return sum(len(prefix[-1]) // 4 for _, prefix in prefixes)
 
 
 def _prefixes(rollout: Rollout) -> Iterator[tuple[bytes, ...]]:
@@ -130,9 +130,9 @@ def _prefixes(rollout: Rollout) -> Iterator[tuple[bytes, ...]]:
     yield from histories
 
 
-def paths_apart(batch: list[Rollout]) -> list[Rollout]:
-    """Return the same batch without a tree: see `Rollout.apart`."""
-    return [path for rollout in batch for path in rollout.apart()]
+def paths_of(batch: list[Rollout]) -> list[Rollout]:
+    """Return the same batch without a tree: see `Rollout.separate_paths`."""
+    return [path for rollout in batch for path in rollout.separate_paths()]
 
 
 def advantages(batch: list[Rollout]) -> list[float]:
@@ -182,7 +182,7 @@ def load(path: Path) -> list[Rollout]:
 
 
 def _rewards(draw: np.random.Generator, members: int) -> list[float]:
-    """Rewards of a group, never all equal."""
+    """Return rewards of a group, never all equal."""
     return [float(i == 0 or (i > 1 and draw.random() < 0.5)) for i in range(members)]
 
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import pad
 
-from bench.trainer.load import Rollout, advantages, load, paths_apart
+from bench.trainer.load import Rollout, advantages, load, paths_of
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 
@@ -37,9 +37,7 @@ class Recorded(GRPOTrainer):
         """Return the batch in TRL's form: prompts padded on the left, completions on the right, to the longest of the batch."""
         gained = advantages(self.rollouts)
         rows = [
-            (row, gained[place])
-            for place, rollout in enumerate(self.rollouts)
-            for row in paths_apart([rollout])
+            (row, gained[place]) for place, rollout in enumerate(self.rollouts) for row in paths_of([rollout])
         ]
         filler = self._tokenizer.pad_token_id
         prompts = [torch.as_tensor(row.turns[0].ids, dtype=torch.int64) for row, _ in rows]
@@ -61,7 +59,7 @@ class Recorded(GRPOTrainer):
 
 
 class OnCommand(TrainerCallback):
-    """Makes a step for each line of stdin, and says how long it took."""
+    """Makes a step for each line of stdin, and reports how long it took."""
 
     def __init__(self, answers: Any, gradient: Path | None) -> None:
         self._answers, self._gradient = answers, gradient
@@ -81,13 +79,13 @@ class OnCommand(TrainerCallback):
             self._gradient = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Answers."""
+        """Report the step's seconds."""
         took = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         self._answers.write(json.dumps({"seconds": took[0], "cpu_s": took[1]}) + "\n")
 
 
 def _after_prompt(row: Rollout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, which of them are trained, and recorded log-probabilities, of what follows the first turn."""
+    """Return ids, which of them are trained, and recorded log-probabilities, of what follows the first turn."""
     turns = row.turns[1:]
     return (
         torch.as_tensor(np.concatenate([turn.ids for turn in turns]), dtype=torch.int64),
@@ -109,7 +107,7 @@ def main() -> None:
     os.dup2(2, 1)
     torch.set_num_threads(options.threads)
     rollouts = load(options.batch)
-    rows = len(paths_apart(rollouts))
+    rows = len(paths_of(rollouts))
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             folder,

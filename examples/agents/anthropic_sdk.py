@@ -43,8 +43,8 @@ def main() -> None:
                 "content": [answer(block) for block in reply.content if block.type == "tool_use"],
             }
         )
-    said = "".join(block.text for block in reply.content if block.type == "text")
-    print(1.0 if said.strip() == task["answer"] else 0.0)
+    text = "".join(block.text for block in reply.content if block.type == "text")
+    print(1.0 if text.strip() == task["answer"] else 0.0)
 
 
 def answer(block: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ MAX_STEPS = 10
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """One lake; a task's name is the seed of its map."""
+    """Cross one lake; a task's name is the seed of its map."""
     seed = zlib.crc32(task["task_id"].encode())
     rows = generate_random_map(size=4, seed=seed)
     env = gymnasium.make("FrozenLake-v1", desc=rows, is_slippery=False)
@@ -31,11 +31,11 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
             here = f"You are in row {position // 4 + 1}, column {position % 4 + 1}."
             messages.append({"role": "user", "content": here})
             reply = await client.chat.completions.create(model="policy", messages=messages, max_tokens=16)
-            said = reply.choices[0].message.content or ""
-            messages.append({"role": "assistant", "content": said})
-            if said.strip() not in MOVES:
+            text = reply.choices[0].message.content or ""
+            messages.append({"role": "assistant", "content": text})
+            if text.strip() not in MOVES:
                 return 0.0
-            position, reward, over, _, _ = env.step(MOVES[said.strip()])
+            position, reward, over, _, _ = env.step(MOVES[text.strip()])
             if over:
                 return float(reward)
     return 0.0

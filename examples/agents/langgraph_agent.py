@@ -25,10 +25,10 @@ def main() -> None:
     model = ChatOpenAI(model="policy", max_completion_tokens=128)
     agent = create_react_agent(model, [add], prompt="Add with the tool. Then answer with the number alone.")
     try:
-        done = agent.invoke({"messages": [("user", task["question"])]}, {"recursion_limit": 8})
-        answer = str(done["messages"][-1].content)
+        result = agent.invoke({"messages": [("user", task["question"])]}, {"recursion_limit": 8})
+        answer = str(result["messages"][-1].content)
     except GraphRecursionError:
-        answer = ""  # the model never came to an end, so it earns 0
+        answer = ""  # the model used up its turns, so it earns 0
     print(1.0 if answer.strip() == task["answer"] else 0.0)
 
 

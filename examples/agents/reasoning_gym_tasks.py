@@ -18,7 +18,7 @@ SCORER = reasoning_gym.create_dataset(NAME, size=1, seed=0)
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """One question, one answer, the dataset's own score."""
+    """Answer one question, and return the dataset's own score."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         reply = await client.chat.completions.create(
             model="policy",

@@ -1,4 +1,4 @@
-"""A taskset of verifiers, with its reward and a harness: the model is asked once, and is right or wrong.
+"""A taskset of verifiers, with its reward and a harness: one question, one reply, right or wrong.
 
     PYTHONPATH=examples/agents gateway episodes run --env verifiers:verifiers_taskset --env-python VERIFIERS/bin/python \
         --limit 4 --env-args '{"agent": {"runtime": {"type": "subprocess"}}}'
@@ -28,7 +28,8 @@ class SumTaskset(vf.Taskset[SumTask, vf.TasksetConfig]):
     def load(self) -> list[SumTask]:
         numbers = [(a, b) for a in range(10) for b in range(10)]
         data = [
-            SumData(prompt=f"What is {a} + {b}? Say the number alone.", answer=str(a + b)) for a, b in numbers
+            SumData(prompt=f"What is {a} + {b}? Reply with the number only.", answer=str(a + b))
+            for a, b in numbers
         ]
         return [SumTask(one, self.config.task) for one in data]
 

@@ -15,7 +15,7 @@ from examples.demo.tasks import score
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """One question, one answer; the reward is what the task's own scorer says."""
+    """Answer one question, and return the reward of the task's own scorer."""
     stream = (
         await _client(base_url)
         .with_options(api_key=api_key)

@@ -14,6 +14,8 @@ from rich.table import Table
 
 from headgate.end_reasons import failed
 
+_SMOOTHING = 0.2
+"""Weight of the newest value in a smoothed curve."""
 _CLOSED = "train/closed/"
 
 
@@ -67,14 +69,14 @@ def summarize(
 
 
 def components(evaluation: dict[str, Any], when: str) -> dict[str, float]:
-    """Return the means of what the agent said beside its rewards in an evaluation, such as `tool_calls_before`."""
-    said = [outcome["components"] for outcome in evaluation["outcomes"]]
-    names = sorted({name for components in said for name in components})
-    return {f"{name}_{when}": _mean([c[name] for c in said if name in c]) for name in names}
+    """Return the means of the components that the agent reported in an evaluation, such as `tool_calls_before`."""
+    reported = [outcome["components"] for outcome in evaluation["outcomes"]]
+    names = sorted({name for components in reported for name in components})
+    return {f"{name}_{when}": _mean([c[name] for c in reported if name in c]) for name in names}
 
 
 def failed_requests(facts: dict[str, Any], *evaluations: dict[str, Any]) -> int:
-    """Server errors, by the gateway's own counters, and episodes whose agent failed, in training or in an evaluation."""
+    """Count server errors, by the gateway's own counters, and episodes whose agent failed, in training or in an evaluation."""
     errors = sum(
         sample.value
         for sample in _samples(facts["metrics"])
@@ -102,7 +104,7 @@ def _samples(metrics: str) -> Iterator[Any]:
 
 
 def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any], title: str) -> None:
-    """Reward by version, with the held-out reward before and after."""
+    """Plot the reward by version, with the held-out reward before and after."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -129,16 +131,16 @@ def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any], tit
     pyplot.close(figure)
 
 
-def smoothed(values: list[float], weight: float = 0.2) -> list[float]:
+def smoothed(values: list[float]) -> list[float]:
     """Return an exponential moving average."""
     result: list[float] = []
     for value in values:
-        result.append(value if not result else result[-1] + weight * (value - result[-1]))
+        result.append(value if not result else result[-1] + _SMOOTHING * (value - result[-1]))
     return result
 
 
 def show(summary: dict[str, Any], directory: Path, console: Console) -> None:
-    """The table, where to look next, and the summary as the last line."""
+    """Print the table, where to look next, and the summary as the last line."""
     table = Table(title="headgate demo")
     table.add_column("figure")
     table.add_column("value", justify="right")

@@ -78,7 +78,7 @@ class Demo:
     frozen: bool = False
     job: Job = SUMS
     dtype: Dtype = "float32"
-    """Of the model, the engine and the trainer."""
+    """The precision of the model, the engine and the trainer."""
     lr: float | None = None
     """In place of the job's learning rate."""
     lora: bool = False
@@ -86,7 +86,7 @@ class Demo:
     port: int = field(default_factory=free_port)
     seconds: dict[str, float] = field(default_factory=dict)
     variables: ClassVar[dict[str, str]] = {}
-    """Environment variables of the commands, beside those of the shell."""
+    """Environment variables of the commands, in addition to those of the shell."""
 
     @property
     def url(self) -> str:
@@ -94,7 +94,7 @@ class Demo:
         return f"http://127.0.0.1:{self.port}"
 
     async def run(self) -> dict[str, Any]:
-        """Return the whole job; answers the summary."""
+        """Run the whole job, and return the summary."""
         started = time.monotonic()
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
@@ -122,7 +122,7 @@ class Demo:
         )
 
     async def prepare(self) -> None:
-        """The tasks of both splits, and the model (from the cache if it was made before)."""
+        """Write the tasks of both splits, and make the model or copy it from the cache."""
         for split, count, seed in (("train", TRAIN, self.seed), ("heldout", HELDOUT, EVALUATION_SEED)):
             out = self.path(f"{split}.jsonl")
             arguments = ["--split", split, "--count", str(count), "--seed", str(seed), "--out", out]
@@ -132,7 +132,7 @@ class Demo:
         await self.command("trainer.cli", "warmstart", "--recipe", recipe, *made)
 
     def configure(self) -> None:
-        """The job's TOML files, with this run's folder, port and seed."""
+        """Write the job's TOML files, with this run's folder, port and seed."""
         folder = {rf"{self.job.runs}/": f"{self.directory}/"}
         gateway = {**folder, r"^port = 8000$": f"port = {self.port}"}
         trainer = {**folder, r"^seed = 1$": f"seed = {self.seed}", r"^config = .*$": f'url = "{self.url}"'}
@@ -141,7 +141,7 @@ class Demo:
             trainer[r"^\[model\]$"] = f'[model]\ndtype = "{self.dtype}"'
         if self.lora:
             gateway[r'^launch = "vllm"$'] = 'launch = "vllm"\ntransport = "lora"'
-            trainer[r"\Z"] = '\n[model.lora]\nrank = 16\nalpha = 32\n\n[weights]\ntransport = "lora"\n'
+            trainer[r"\Z"] = '\n[model.lora]\nrank = 16\nalpha = 32\n\n[publish]\ntransport = "lora"\n'
         lr = LORA_LR if self.lora and self.lr is None else self.lr
         if self.frozen or lr is not None:
             trainer[r"^lr = .*$"] = f"lr = {0.0 if self.frozen else lr}"
@@ -168,10 +168,10 @@ class Demo:
         return process
 
     async def try_out(self) -> None:
-        """Try the demo's gateway before anything is sampled; does nothing unless a demo overrides it."""
+        """Try the demo's gateway before the first evaluation; a demo may override it."""
 
     async def evaluate(self, name: str) -> dict[str, Any]:
-        """Greedy replies to the held-out tasks, in eval episodes, which are never trained."""
+        """Evaluate greedy replies to the held-out tasks, in eval episodes, which are never trained."""
         out = self.path(f"eval-{name}.json")
         tasks = self.path("heldout.jsonl")
         await self.command("trainer.cli", "eval", self.path("trainer.toml"), "--tasks", tasks, "--json", out)

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def show(summaries: list[dict[str, Any]], directory: Path) -> None:
-    """A table, and one JSON object as the last line."""
+    """Print a table, and one JSON object as the last line."""
     console = Console()
     table = Table(title="headgate demo, three seeds and a control")
     table.add_column("run")

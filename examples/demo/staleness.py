@@ -42,7 +42,7 @@ ETAS = (0, 1, 2, 4, 8)
 SEEDS = (1, 2, 3)
 STEPS = 30
 CONCURRENCY = 128
-"""Agents at once: one batch's worth. With twice as many, tokens become older."""
+"""Concurrent agents: one batch's worth. With twice this many, tokens become older."""
 SAMPLE_S = 0.1
 _LAST = 5
 """Batches whose mean is a run's last reward."""
@@ -72,7 +72,7 @@ class BoundedDemo(Demo):
     """Calls in the engine."""
 
     async def run(self) -> dict[str, Any]:
-        """Trains and evaluates; answers the run's figures."""
+        """Train and evaluate; return the run's figures."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
         await self.prepare()
@@ -94,7 +94,7 @@ class BoundedDemo(Demo):
         return result
 
     def configure(self) -> None:
-        """Also the bound and the number of steps."""
+        """Write also the bound and the number of steps."""
         super().configure()
         for name, old, new in (
             ("gateway.toml", "[staleness]\neta = 2 ", f"[staleness]\n{BOUNDS[self.bound]}eta = {self.eta} "),
@@ -143,7 +143,7 @@ class BoundedDemo(Demo):
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a bound: means over its seeds."""
+    """Return one row a bound: means over its seeds."""
     rows = []
     for eta, bound in sorted({(run["eta"], run["bound"]) for run in runs}):
         of = runs_of(runs, eta, bound)
@@ -184,20 +184,20 @@ def tokens_by_staleness(runs: Sequence[dict[str, Any]]) -> Counter[int]:
 
 
 def plot(path: Path, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
-    """Reward by step and by time, staleness, and idle time."""
+    """Plot reward by step and by time, staleness, and idle time."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, ((by_step, by_time), (ages, idle)) = pyplot.subplots(2, 2, figsize=(11, 7.5))
-    colours = pyplot.get_cmap("viridis")
+    colors = pyplot.get_cmap("viridis")
     for place, row in enumerate(rows):
-        colour = colours(place / max(1, len(rows) - 0.5))
+        color = colors(place / max(1, len(rows) - 0.5))
         for number, run in enumerate(runs_of(runs, row["eta"], row["bound"])):
             curve, label = smoothed(run["rewards"]), f"eta {_name(row)}" if number == 0 else None
-            by_step.plot(range(1, len(curve) + 1), curve, color=colour, label=label, alpha=0.8)
-            by_time.plot(run["times"], curve, color=colour, alpha=0.8)
+            by_step.plot(range(1, len(curve) + 1), curve, color=color, label=label, alpha=0.8)
+            by_time.plot(run["times"], curve, color=color, alpha=0.8)
     by_step.set(xlabel="step", ylabel="mean reward, smoothed")
     by_step.legend()
     by_time.set(xlabel="seconds since the training began", ylabel="mean reward, smoothed")
@@ -235,7 +235,6 @@ def plot(path: Path, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, An
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """The table."""
     table = Table(title="The demo under bounds on staleness (means over seeds)")
     for title, _ in _COLUMNS:
         table.add_column(title, justify="right")
@@ -293,7 +292,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=_numbers, default=list(SEEDS), help="with commas")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of each run")
-    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="agents at once")
+    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="concurrent agents")
     parser.add_argument(
         "--dir", type=Path, default=Path("runs/staleness"), help="a run that is there is not repeated"
     )
@@ -303,11 +302,11 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     planned = list(product(options.seeds, options.etas, options.bounds))
     for seed, eta, bound in planned:
-        apart = "" if options.demo == "sums" else f"-{options.demo}"
-        apart += "" if bound == "groups" else f"-{bound}"
-        apart += "" if options.concurrency == CONCURRENCY else f"-agents-{options.concurrency}"
+        suffix = "" if options.demo == "sums" else f"-{options.demo}"
+        suffix += "" if bound == "groups" else f"-{bound}"
+        suffix += "" if options.concurrency == CONCURRENCY else f"-agents-{options.concurrency}"
         demo = BoundedDemo(
-            options.dir / f"eta-{eta}{apart}-seed-{seed}-steps-{options.steps}",
+            options.dir / f"eta-{eta}{suffix}-seed-{seed}-steps-{options.steps}",
             seed,
             job=DEMOS[options.demo],
             eta=eta,
@@ -315,9 +314,9 @@ def main() -> None:
             steps=options.steps,
             concurrency=options.concurrency,
         )
-        done = demo.directory / "result.json"
+        result = demo.directory / "result.json"
         console.print(f"[bold]eta {eta} for {bound}, seed {seed}[/bold] ({len(runs) + 1} of {len(planned)})")
-        runs += [json.loads(done.read_text())] if done.exists() else run_demos([demo])
+        runs += [json.loads(result.read_text())] if result.exists() else run_demos([demo])
     rows = summarize(runs)
     plot(options.plot, runs, rows)
     show(rows, console)

@@ -26,7 +26,7 @@ from examples.demo.task_file import write_tasks
 Split = Literal["train", "heldout"]
 
 HELDOUT_SHARE = 16
-"""One question in so many is held out."""
+"""One question in this many is held out."""
 TERMS = 3
 _DRAWS = 100_000
 """Enough for every question of this length to come up."""
@@ -42,11 +42,11 @@ def split_of(question: str) -> Split:
 
 def tasks(split: Split, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the tasks of one split, in an order given by the seed, each question once; about 3750 to train, 250 held out."""
-    seen: set[str] = set()
+    drawn: set[str] = set()
     for entry in itertools.islice(_entries(seed), _DRAWS):
         question = entry["question"]
-        if split_of(question) == split and question not in seen:
-            seen.add(question)
+        if split_of(question) == split and question not in drawn:
+            drawn.add(question)
             yield {
                 "task_id": "chain-sum-" + hashlib.sha256(question.encode()).hexdigest()[:16],
                 "question": question,
@@ -71,7 +71,7 @@ def careless_teacher(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def working(expression: str, rng: random.Random, slip_chance: float) -> str:
-    """The partial sums of `expression`, such as "7 5" for "4 + 3 - 2"."""
+    """Return the partial sums of `expression`, such as "7 5" for "4 + 3 - 2"."""
     first, *rest = re.findall(r"[+-]|\d+", expression)
     total, sums = int(first), []
     for sign, term in zip(rest[::2], rest[1::2], strict=True):

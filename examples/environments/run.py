@@ -27,12 +27,12 @@ class EnvironmentDemo(Demo):
     """The demo without task files: the environment has its own."""
 
     async def prepare(self) -> None:
-        """The model, from the cache if it was made before."""
+        """Make the model, or copy it from the cache."""
         recipe = str(self.job.folder / "warmstart.toml")
         await self.command("trainer.cli", "warmstart", "--recipe", recipe, "--out", self.path("model"))
 
     async def evaluate(self, name: str) -> dict[str, Any]:
-        """Greedy replies to what the environment holds out."""
+        """Evaluate greedy replies to the environment's held-out tasks."""
         out = self.path(f"eval-{name}.json")
         await self.command("trainer.cli", "eval", self.path("trainer.toml"), "--json", out)
         result: dict[str, Any] = json.loads(Path(out).read_text())

@@ -30,7 +30,7 @@ TOOL: dict[str, Any] = {
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
-    """One lake: at most MAX_STEPS steps; the reward is the environment's, 1 at the goal and 0 anywhere else."""
+    """Cross one lake in at most MAX_STEPS steps; return the environment's reward, 1 at the goal and 0 elsewhere."""
     client = _client(base_url).with_options(api_key=api_key)
     tools: list[Any] = [TOOL]
     crossing, steps = Crossing(task["map"]), 0

@@ -47,7 +47,7 @@ LR = 5e-4
 def train(
     model: Path, algorithm: str, seed: int, steps: int, lr: float, progress: Progress
 ) -> dict[str, Any]:
-    """One run: the mean reward of each batch, and that of greedy walks on held-out maps before and after."""
+    """Train one run; return the mean reward of each batch, and that of greedy walks on held-out maps before and after."""
     lr = 0.0 if algorithm == FROZEN else lr
     trainer = trainer_of(model, algorithm, seed, steps, lr)
     walker = Walker(model, seed)
@@ -85,7 +85,7 @@ def trainer_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) ->
 
 
 def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> tuple[list[Group], set[str]]:
-    """`MEMBERS` walks on each map, as groups, and the ids of those that failed."""
+    """Return `MEMBERS` walks on each map, as groups, and the ids of those that failed."""
     walks = iter(walker.walk([lake["map"] for lake in lakes for _ in range(MEMBERS)]))
     groups, failed = [], set()
     for lake in lakes:
@@ -120,7 +120,7 @@ def kept(path: Path, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def plot(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """The training batches' rewards by step, a colour for each algorithm and a line for each seed."""
+    """Plot the training batches' rewards by step, a color for each algorithm and a line for each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -144,7 +144,6 @@ def plot(path: Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def show(runs: Sequence[dict[str, Any]], console: Console) -> None:
-    """The table."""
     table = Table(title=f"{HELDOUT} held-out maps, greedy: mean reward")
     for column in ("algorithm", "seed", "before", "after", "rise"):
         table.add_column(column, justify="left" if column == "algorithm" else "right")
@@ -155,7 +154,7 @@ def show(runs: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Run what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then report everything that was requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -173,9 +172,9 @@ def main() -> None:
         for name, seed in itertools.product(
             options.algorithms.split(","), map(int, options.seeds.split(","))
         ):
-            done = options.dir / f"{name}-seed-{seed}-steps-{options.steps}-lr-{options.lr:g}.json"
+            result = options.dir / f"{name}-seed-{seed}-steps-{options.steps}-lr-{options.lr:g}.json"
             run = partial(train, options.dir / "model", name, seed, options.steps, options.lr, progress)
-            runs.append(kept(done, run))
+            runs.append(kept(result, run))
     plot(options.plot, runs)
     show(runs, console)
     console.print(f"Look next at {options.plot}", soft_wrap=True)

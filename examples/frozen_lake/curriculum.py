@@ -57,7 +57,7 @@ def teaches(group: Group) -> bool:
 
 
 def train(model: Path, arm: str, seed: int, budget: int, progress: Progress) -> dict[str, Any]:
-    """One run: its batches' figures, and the mean reward on held-out maps before and after."""
+    """Train one run; return its batches' figures, and the mean reward on held-out maps before and after."""
     trainer, walker = trainer_of(model, "grpo", seed, MOST_STEPS, LR), Walker(model, seed)
     maps = [Task(lake["task_id"], lake) for lake in itertools.islice(tasks.tasks("train", seed), TRAIN_MAPS)]
     order: TaskOrder = Passes(maps, seed) if arm == PASSES else ByDifficulty(maps, seed, FLOOR)
@@ -85,7 +85,6 @@ def train(model: Path, arm: str, seed: int, budget: int, progress: Progress) -> 
 
 
 def show(runs: list[dict[str, Any]], console: Console) -> None:
-    """The table."""
     table = Table(title=f"{TRAIN_MAPS} maps, {HELDOUT} held-out maps: mean reward at equal sampled tokens")
     names = ("seed", "tokens", "steps", "before", "after", "sampled_before", "sampled_after", "taught_share")
     for column in ("arm", *names):
@@ -97,7 +96,7 @@ def show(runs: list[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Run what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then report everything that was requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -110,9 +109,9 @@ def main() -> None:
         recipe = Recipe.load(Path(__file__).with_name("warmstart.toml"))
         warm_start(recipe, options.dir / "model", progress=progress)
         for seed, arm in itertools.product(map(int, options.seeds.split(",")), (PASSES, DIFFICULTY)):
-            done = options.dir / f"{arm}-seed-{seed}-tokens-{options.tokens}.json"
+            result = options.dir / f"{arm}-seed-{seed}-tokens-{options.tokens}.json"
             run = partial(train, options.dir / "model", arm, seed, options.tokens, progress)
-            runs.append(kept(done, run))
+            runs.append(kept(result, run))
     show(runs, console)
     console.file.write(json.dumps({"report": "curriculum", "floor": FLOOR, "runs": runs}) + "\n")
 

@@ -53,7 +53,7 @@ def without_failures(groups: list[Group], failed: set[str]) -> list[Group]:
 
 
 def train(model: Path, arm: str, seed: int, steps: int, fails: float, progress: Progress) -> dict[str, Any]:
-    """One run: the figures of each batch, and the mean reward on held-out maps before and after."""
+    """Train one run; return the figures of each batch, and the mean reward on held-out maps before and after."""
     trainer = trainer_of(model, "grpo", seed, steps, LR)
     walker = Walker(model, seed, 0.0 if arm == NONE else fails)
     maps = tasks.tasks("train", seed)
@@ -80,7 +80,6 @@ def train(model: Path, arm: str, seed: int, steps: int, fails: float, progress: 
 
 
 def show(runs: list[dict[str, Any]], console: Console) -> None:
-    """The table."""
     table = Table(
         title=f"{FAILS:.0%} of tool calls fail; {HELDOUT} held-out maps without failures: mean reward"
     )
@@ -97,14 +96,14 @@ def show(runs: list[dict[str, Any]], console: Console) -> None:
     ):
         table.add_column(column, justify="left" if column == "failures" else "right")
     for run in runs:
-        held = (run[name] for name in ("before", "after", "sampled_before", "sampled_after"))
-        figures = (*held, run["failed_share"], run["rewards"][-1], run["calls"][-1])
+        rewards = (run[name] for name in ("before", "after", "sampled_before", "sampled_after"))
+        figures = (*rewards, run["failed_share"], run["rewards"][-1], run["calls"][-1])
         table.add_row(run["arm"], str(run["seed"]), *(f"{figure:.3f}" for figure in figures))
     console.print(table)
 
 
 def main() -> None:
-    """Run what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then report everything that was requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -117,9 +116,9 @@ def main() -> None:
         recipe = Recipe.load(Path(__file__).with_name("warmstart.toml"))
         warm_start(recipe, options.dir / "model", progress=progress)
         for seed, arm in itertools.product(map(int, options.seeds.split(",")), (AS_ZEROS, EXCLUDED, NONE)):
-            done = options.dir / f"{arm.replace(' ', '-')}-seed-{seed}-steps-{options.steps}.json"
+            result = options.dir / f"{arm.replace(' ', '-')}-seed-{seed}-steps-{options.steps}.json"
             run = partial(train, options.dir / "model", arm, seed, options.steps, FAILS, progress)
-            runs.append(kept(done, run))
+            runs.append(kept(result, run))
     show(runs, console)
     after = {
         arm: sum(run["sampled_after"] for run in found) / len(found)

@@ -1,4 +1,4 @@
-"""One crossing of a lake: gymnasium's FrozenLake, told in words. The rewards are the environment's own."""
+"""One crossing of a lake: gymnasium's FrozenLake, described in words. The rewards are the environment's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Crossing:
         """True at the goal and in a hole."""
 
     def move(self, direction: str) -> str:
-        """Goes one tile, and tells what is around then. Raise KeyError for what is no direction."""
+        """Go one tile, and return the new view. Raise KeyError if `direction` is unknown."""
         self._tile, reward, self.over, _, _ = self._environment.step(_ACTIONS[direction])
         self.reward += float(reward)
         return self.view()

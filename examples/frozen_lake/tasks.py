@@ -23,7 +23,7 @@ SIZE = 4
 FROZEN = 0.7
 """The chance that a tile is ice and not a hole; maps without a way across are not used."""
 HELDOUT_SHARE = 16
-"""One map in so many is held out."""
+"""One map in this many is held out."""
 
 
 def split_of(lake: Sequence[str]) -> Split:

@@ -40,15 +40,15 @@ def conversation(lake: Sequence[str], rng: random.Random) -> dict[str, Any]:
         function = {"name": TOOL["function"]["name"], "arguments": json.dumps({"direction": direction})}
         call = {"id": f"call-{step}", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        seen = crossing.move(direction)
+        view = crossing.move(direction)
         if crossing.over or step == MAX_STEPS - 1:
             break
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": seen})
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": view})
     return {"messages": messages, "tools": [TOOL]}
 
 
 def step_towards_goal(view: str, rng: random.Random) -> str:
-    """Down or right, and mostly down; mostly whatever is there but the edge."""
+    """Return down or right, mostly down; never over the edge, and seldom with regard to holes."""
     if rng.random() < WHIM:
         return rng.choice(list(MOVES))
     ways = [way for way in ("down", "right") if f"{way}: edge" not in view]

@@ -73,22 +73,22 @@ class Reading:
         self._cache = DynamicCache(config=model.config)
         lengths = torch.tensor([len(row) for row in rows])
         ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        self._seen = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        self._mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         self.logits = self._read(ids, lengths - 1)
         """Logits of each row's next token, shape (rows, vocabulary), float32."""
 
     def go_on(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keep these rows, and reads one more token of each."""
         self._cache.batch_select_indices(rows)
-        self._seen = torch.cat([self._seen[rows], torch.ones(len(rows), 1, dtype=torch.int64)], 1)
+        self._mask = torch.cat([self._mask[rows], torch.ones(len(rows), 1, dtype=torch.int64)], 1)
         self.logits = self._read(tokens[:, None], torch.zeros(len(rows), dtype=torch.int64))
 
     def _read(self, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Return the logits behind each row's token at `last`. Short rows are padded behind it, where nothing looks."""
-        places = (self._seen.cumsum(1) - 1)[:, -ids.shape[1] :]
+        places = (self._mask.cumsum(1) - 1)[:, -ids.shape[1] :]
         hidden = self._model.get_decoder()(
             input_ids=ids,
-            attention_mask=self._seen,
+            attention_mask=self._mask,
             position_ids=places,
             past_key_values=self._cache,
             use_cache=True,
@@ -101,7 +101,7 @@ class Walker:
     """A model that walks; its weights are its own, and are replaced by `take`."""
 
     def __init__(self, model: Path, seed: int, fails: float = 0.0) -> None:
-        """`fails`: the share of tool calls that fail, which ends their walks; greedy walks are spared."""
+        """Load a model. `fails`: the share of tool calls that fail, which ends their walks; greedy walks are spared."""
         self._fails = fails
         self._failures = random.Random(f"failures {seed}")
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -118,10 +118,10 @@ class Walker:
         self._model.load_state_dict(model.state_dict())
 
     def walk(self, lakes: Sequence[Sequence[str]], *, greedy: bool = False) -> list[Walk]:
-        """One walk on each map, all at once."""
+        """Walk each map once, all concurrently."""
         walks = [self._begin(Crossing(lake)) for lake in lakes]
         while under_way := [walk for walk in walks if not walk.over]:
-            self._speak(under_way, greedy)
+            self._sample(under_way, greedy)
             for walk in under_way:
                 walk.failed = not greedy and self._failures.random() < self._fails
                 if not walk.failed:
@@ -133,13 +133,13 @@ class Walker:
         return Walk(crossing, [list(prompt)])
 
     @torch.inference_mode()
-    def _speak(self, walks: Sequence[Walk], greedy: bool) -> None:
-        """The next turn of each."""
-        speaking = list(walks)
-        for walk in speaking:
+    def _sample(self, walks: Sequence[Walk], greedy: bool) -> None:
+        """Sample the next turn of each walk."""
+        sampling = list(walks)
+        for walk in sampling:
             walk.turns.append([])
             walk.logprobs.append([])
-        reading = Reading(self._model, [walk.ids for walk in speaking])
+        reading = Reading(self._model, [walk.ids for walk in sampling])
         for _ in range(LONGEST_REPLY):
             logprobs = reading.logits.log_softmax(-1)
             tokens = (
@@ -147,28 +147,28 @@ class Walker:
                 if greedy
                 else torch.multinomial(logprobs.exp(), 1, generator=self._random)[:, 0]
             )
-            said = logprobs.gather(-1, tokens[:, None])[:, 0]
-            for walk, token, logprob in zip(speaking, tokens.tolist(), said.tolist(), strict=True):
+            chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
+            for walk, token, logprob in zip(sampling, tokens.tolist(), chosen.tolist(), strict=True):
                 walk.turns[-1].append(token)
                 walk.logprobs[-1].append(logprob)
-            going = [row for row, walk in enumerate(speaking) if walk.turns[-1][-1] != self._end]
+            going = [row for row, walk in enumerate(sampling) if walk.turns[-1][-1] != self._end]
             if not going:
                 return
-            speaking = [speaking[row] for row in going]
+            sampling = [sampling[row] for row in going]
             reading.go_on(torch.tensor(going), tokens[going])
 
     def _act(self, walk: Walk) -> None:
-        """Does what the model said, as the agent would; without a call the walk is over."""
-        said = self._tokenizer.decode(walk.turns[-1], skip_special_tokens=False)
-        called = _CALL.search(said)
+        """Execute the model's call, as the agent would. Without a call the walk ends."""
+        text = self._tokenizer.decode(walk.turns[-1], skip_special_tokens=False)
+        called = _CALL.search(text)
         if called is None or called[1] not in MOVES:
             walk.gave_up = True
             return
-        told = {"role": "tool", "tool_call_id": "call", "content": walk.crossing.move(called[1])}
+        result = {"role": "tool", "tool_call_id": "call", "content": walk.crossing.move(called[1])}
         if walk.over:
             return
         before = [token for turn in walk.turns[:-1] for token in turn]
-        bridged = self._renderer.bridge_to_next_turn(before, walk.turns[-1], [told], tools=[TOOL])
+        bridged = self._renderer.bridge_to_next_turn(before, walk.turns[-1], [result], tools=[TOOL])
         if bridged is None:
             raise ValueError("the template does not go on after a tool's answer")
         walk.turns.append(list(bridged.token_ids)[len(walk.ids) :])

@@ -13,7 +13,7 @@ MAX_TOKENS = 192
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """The reward is what the task's own scorer says."""
+    """Return the reward of the task's own scorer."""
     answer = (
         await _client(base_url)
         .with_options(api_key=api_key)

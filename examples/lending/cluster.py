@@ -87,7 +87,7 @@ class Run:
         return f"http://127.0.0.1:{self.port}"
 
     async def run(self) -> None:
-        """Trains `steps` batches. Raise RunFailed, ChildDied or TimeoutError."""
+        """Train `steps` batches. Raise RunFailed, ChildDied or TimeoutError."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.engines = {node: free_port() for node, tags in self.topology.tags.items() if ROLLOUT in tags}
         self._configure()
@@ -136,7 +136,7 @@ class Run:
 
     @asynccontextmanager
     async def _engines(self, at: dict[str, str], config: str) -> AsyncIterator[None]:
-        """All at once, since a start takes long."""
+        """Start the engines concurrently, since a start takes long."""
         opened: list[LocalProcess] = []
         try:
             async with httpx.AsyncClient(timeout=5.0) as http:
@@ -167,7 +167,7 @@ class Run:
         return self.directory / f"{name}.log"
 
     def _configure(self) -> None:
-        """The example's TOML files, with what this run adds."""
+        """Write the example's TOML files, with what this run adds."""
         folder, here = Path(__file__).parent, self.directory
         gateway = (folder / "gateway.toml").read_text().replace("runs/lending/model", str(self.model))
         if self.engine == "fake":

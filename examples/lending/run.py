@@ -91,7 +91,7 @@ def _shares(timeline: Timeline, node: str) -> dict[str, float]:
 
 
 def report(figures: dict[str, dict[str, Any]], directory: Path, engine: str, seconds: float) -> None:
-    """The table, and the JSON line."""
+    """Print the table and the JSON line."""
     rows = [
         (
             name,

@@ -2,7 +2,7 @@
 
     python -m examples.lending.tasks --count 2000 --seed 1 --out tasks.jsonl
 
-The reward is the share of partial sums that follow from the one before, so a model that makes some slips is told them apart.
+The reward is the share of partial sums that follow from the one before, so that few slips earn more than many.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TERMS = 56
 
 
 def tasks(seed: int) -> Iterator[dict[str, Any]]:
-    """Tasks without end."""
+    """Yield tasks without end."""
     rng = random.Random(seed)
     for number in itertools.count():
         yield {"task_id": f"sum-{seed}-{number}", "question": expression(rng)}
 
 
 def expression(rng: random.Random) -> str:
-    """`4 + 3 - 2`, with `TERMS` terms, whose partial sums stay small."""
+    """Return an expression like `4 + 3 - 2`, with `TERMS` terms, whose partial sums stay small."""
     parts, total = [str(first := rng.randint(0, 9))], first
     for _ in range(TERMS - 1):
         sign = "-" if total > 40 else "+" if total < 10 else rng.choice("+-")
@@ -50,13 +50,13 @@ def careless_teacher(seed: int) -> Iterator[tuple[str, str]]:
 def score(task: dict[str, Any], text: str) -> float:
     """Return the reward, 0 to 1."""
     first, *rest = re.findall(r"[+-]|\d+", task["question"])
-    said = [int(word) for word in text.split() if re.fullmatch(r"-?\d{1,6}", word)]
+    sums = [int(word) for word in text.split() if re.fullmatch(r"-?\d{1,6}", word)]
     total, right = int(first), 0
     for i, (sign, term) in enumerate(zip(rest[::2], rest[1::2], strict=True)):
-        if i >= len(said):
+        if i >= len(sums):
             break
-        right += said[i] == total + (int(term) if sign == "+" else -int(term))
-        total = said[i]
+        right += sums[i] == total + (int(term) if sign == "+" else -int(term))
+        total = sums[i]
     return right / (len(rest) // 2)
 
 

@@ -1,6 +1,6 @@
 """The trainer for a trial with fake engines: the same loop, with versions that have no probe.
 
-A fake engine's log-probabilities are no model's, so every probe would rightly fail.
+A fake engine's log-probabilities are not a model's, so every probe would rightly fail.
 
     python -m examples.lending.unprobed_trainer TRAINER.toml
 """
@@ -18,7 +18,7 @@ from trainer.rank_trainer import RankTrainer
 
 
 class Unprobed(RankTrainer):
-    """Its versions cannot be told from their parents."""
+    """A trainer whose versions have no probe."""
 
     def step(self, batch: Batch) -> dict[str, float]:
         measured = super().step(batch)
@@ -27,7 +27,6 @@ class Unprobed(RankTrainer):
 
 
 def main() -> None:
-    """Trains."""
     trainer.loop.run.RankTrainer = Unprobed  # type: ignore[misc]
     asyncio.run(trainer.loop.run.run(Settings.load(Path(sys.argv[1]))))
 

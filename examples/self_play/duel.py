@@ -1,4 +1,4 @@
-"""A duel: two models say one character each without seeing the other's, and the later one in Unicode's order wins.
+"""A duel: two models sample one character each without seeing the other's, and the later one in Unicode's order wins.
 
     gateway episodes match --agent examples/self_play/duel.py:play --tasks examples/self_play/tasks.jsonl \
         --players first=red,second=blue --forever
@@ -17,20 +17,20 @@ from headgate.client.matches import Player
 
 
 async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
-    """One match; the components say which character each said."""
-    said = dict(
-        zip(players, await asyncio.gather(*(say(task, player) for player in players.values())), strict=True)
-    )
-    first, second = (said[player] for player in players)
+    """Play one match; the component `character` is the number of what each model sampled."""
+    sampled = await asyncio.gather(*(sample(task, player) for player in players.values()))
+    characters = dict(zip(players, sampled, strict=True))
+    first, second = (characters[player] for player in players)
     won = 0.5 if first == second else float(first > second)
     rewards = dict(zip(players, (won, 1.0 - won), strict=True))
     return {
-        player: {"reward": rewards[player], "components": {"said": float(said[player])}} for player in players
+        player: {"reward": rewards[player], "components": {"character": float(characters[player])}}
+        for player in players
     }
 
 
-async def say(task: dict[str, Any], player: Player) -> int:
-    """Return the number of the character that a model says; -1 if it says nothing."""
+async def sample(task: dict[str, Any], player: Player) -> int:
+    """Return the number of the character that a model samples; -1 if its reply is empty."""
     async with httpx.AsyncClient(timeout=300.0) as http:
         response = await http.post(
             f"{player.base_url}/chat/completions",

@@ -19,7 +19,7 @@ _DEBIAN = {"initdb": "postgresql", "postgres": "postgresql"}
 
 
 class NotInstalled(Exception):
-    """A program is missing; the message says what to install."""
+    """A program is missing; the message names what to install."""
 
 
 def find_program(name: str) -> Path:
@@ -38,7 +38,7 @@ def has_icu(program: Path) -> bool:
 
 
 def check_unprivileged(program: Path) -> None:
-    """PostgreSQL refuses to run as root, so another user must reach its program. Raise NotInstalled."""
+    """Raise NotInstalled if no other user can reach PostgreSQL's program, which refuses to run as root."""
     hidden = [folder for folder in program.parents if not folder.stat().st_mode & 0o001]
     if os.geteuid() == 0 and hidden:
         raise NotInstalled(

@@ -104,11 +104,11 @@ class Service:
             if prometheus is not None:
                 stack.push_async_callback(prometheus[0].stop)
                 running.append(prometheus[0])
-            self._tell(keys, prometheus[1] if prometheus else None)
+            self._print_guide(keys, prometheus[1] if prometheus else None)
             raise ChildDied((await _first_end(running)).exit_report())
 
     async def _make_model(self) -> None:
-        """Its tokenizer is what matters here; one that is there already stays."""
+        """Make a model unless the folder has one; only its tokenizer matters here."""
         if self.model is not None or (self.folder / "model" / "config.json").exists():
             return
         console.print("making a small model (once)")
@@ -148,7 +148,7 @@ class Service:
             with console.status("starting"):
                 await gateway.ready(ready, _START_S)
 
-    def _tell(self, keys: Keys, prometheus: str | None) -> None:
+    def _print_guide(self, keys: Keys, prometheus: str | None) -> None:
         rows = [
             ("agents", f"{self.url}/v1   ({self.workers} gateway processes, engines: {self.engine})"),
             ("admin API", f"{self.url}/admin/v1   key {keys.admin}"),
@@ -157,13 +157,13 @@ class Service:
         ]
         for name, what in rows:
             console.print(f"{name:<10} {what}", soft_wrap=True)
-        ask = f"curl -s {self.url}/admin/v1/episodes -H 'authorization: Bearer {keys.admin}'"
+        request = f"curl -s {self.url}/admin/v1/episodes -H 'authorization: Bearer {keys.admin}'"
         console.print(
-            f"next       {ask} -H 'content-type: application/json' -d '{{\"task_id\": \"t1\"}}'",
+            f"next       {request} -H 'content-type: application/json' -d '{{\"task_id\": \"t1\"}}'",
             soft_wrap=True,
         )
         console.print(
-            "           gives an agent its URL and key; docs/topics/deployment.md tells the rest. Ctrl-C ends all of it."
+            "           gives an agent its URL and key; read docs/topics/deployment.md next. Ctrl-C stops the whole service."
         )
 
 
@@ -205,7 +205,7 @@ def _stop(folder: Path) -> int:
 
 
 def main() -> None:
-    """Start the service and waits until it ends."""
+    """Start the service, and wait until it ends."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.service.run", description="headgate as a service."
     )

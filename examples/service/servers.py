@@ -19,18 +19,18 @@ from headgate.processes.child import LocalProcess
 from headgate.processes.ports import free_port
 
 _START_S = 60.0
-_UNPRIVILEGED = ("postgres", "nobody")
+_UNPRIVILEGED = ("postgres", "nobody")  # codespell:ignore nobody
 _SCRAPE = {"scrape_interval": "5s"}
 
 
 async def start_postgres(folder: Path, password: str) -> tuple[LocalProcess, str]:
-    """PostgreSQL with its data in `folder`/postgres; answers the URL of its database too."""
+    """Start PostgreSQL with its data in `folder`/postgres; return its process and the URL of its database."""
     data, port = folder / "postgres" / "data", free_port()
     # its own folder, which it owns: it refuses to run as root
     data.parent.mkdir(parents=True, exist_ok=True)
     as_another = _as_another(data.parent)
     if not (data / "PG_VERSION").exists():
-        await _initialise(folder, data, password, as_another)
+        await _initialize(folder, data, password, as_another)
     options = {"listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": ""}
     switches = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
     argv = [*as_another, str(find_program("postgres")), "-D", str(data), *switches]
@@ -51,12 +51,12 @@ async def _start(
     return process
 
 
-async def _initialise(folder: Path, data: Path, password: str, as_another: list[str]) -> None:
+async def _initialize(folder: Path, data: Path, password: str, as_another: list[str]) -> None:
     secret = data.parent / "password"
     secret.touch(mode=0o600)
     secret.write_text(password)
     if as_another:
-        shutil.chown(secret, _somebody())
+        shutil.chown(secret, _unprivileged_user())
     arguments = ["--username=headgate", "--auth=scram-sha-256", f"--pwfile={secret}", "--encoding=UTF8"]
     argv = [*as_another, str(find_program("initdb")), *arguments, f"--pgdata={data}"]
     process = await LocalProcess.start("initdb", argv, folder / "postgres.log")
@@ -70,7 +70,7 @@ async def _initialise(folder: Path, data: Path, password: str, as_another: list[
 
 
 async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:
-    """Redis, which keeps nothing; answers its URL too."""
+    """Start Redis without persistence; return its process and URL."""
     port = free_port()
     config = folder / "redis.conf"
     config.touch(mode=0o600)
@@ -83,7 +83,7 @@ async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:
 
 
 async def start_prometheus(folder: Path, targets: Path) -> tuple[LocalProcess, str] | None:
-    """Prometheus, which looks for gateway processes in `targets`; None if it is not installed."""
+    """Start Prometheus, which finds gateway processes in `targets`; return None if it is not installed."""
     found = shutil.which("prometheus")
     if found is None:
         return None
@@ -117,7 +117,7 @@ async def _answers(url: str) -> bool:
     return True
 
 
-def _somebody() -> str:
+def _unprivileged_user() -> str:
     known = {user.pw_name for user in pwd.getpwall()}
     return next(name for name in _UNPRIVILEGED if name in known)
 
@@ -127,7 +127,7 @@ def _as_another(folder: Path) -> list[str]:
     if os.geteuid() != 0:
         return []
     check_unprivileged(find_program("postgres"))
-    name = _somebody()
+    name = _unprivileged_user()
     shutil.chown(folder, name)
     setpriv = str(find_program("setpriv"))
     return [

@@ -1,14 +1,14 @@
 """An agent with tools, written with the `openai` package and nothing of headgate.
 
-A shop's assistant: the model is asked what an order costs, sees the prices only through the tool `price` and adds up
+A shop's assistant: the model gets the question what an order costs, sees the prices only through the tool `price` and adds up
 with the tool `calculate`. Reward: 1.0 for the right total, with 0.1 for having used a tool at all.
 
-To point an agent of your own at headgate, change two values that its client takes anyway:
+To point an agent of your own at headgate, change two values that its client accepts anyway:
 
     AsyncOpenAI(base_url=base_url, api_key=api_key)
 
-Both are handed to the agent for each episode, and the key says whose tokens these are: nothing else needs to know
-of headgate. What the agent returns is the episode's reward. Run it with
+The agent receives both for each episode, and the key identifies the episode: nothing else needs to know of
+headgate. What the agent returns is the episode's reward. Run it with
 
     gateway episodes run --agent examples/tools/agent.py:solve --tasks examples/tools/tasks.jsonl --group-size 8
 
@@ -48,7 +48,7 @@ TOOLS: list[Any] = [
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """One episode: at most MAX_TURNS turns of the model, then the reward of its last answer."""
+    """Run one episode of at most MAX_TURNS turns, and return the reward of its last answer."""
     messages: list[Any] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": task["question"]},

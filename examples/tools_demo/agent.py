@@ -1,7 +1,7 @@
 """The agent of the demo with tools: written with the openai-agents SDK, and nothing in it knows that a model is being trained.
 
-A shop's assistant that is asked what an order costs. It sees prices only through its tool, calls it as often as it likes, and
-answers. All that was changed for headgate is what its client takes anyway: a base URL and a key.
+A shop's assistant gets the question what an order costs. It sees prices only through its tool, calls it as often as it likes, and
+answers. All that was changed for headgate are two values that its client accepts anyway: a base URL and a key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def price(context: RunContextWrapper[dict[str, int]], item: str) -> str:
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
-    """One order: at most MAX_TURNS turns of the model; the reward is what the task's own scorer says of the answer."""
+    """Answer for one order in at most MAX_TURNS turns, and return the reward of the task's own scorer."""
     client = _client(base_url).with_options(api_key=api_key)
     agent: Agent[dict[str, int]] = Agent(
         name="shop",
@@ -53,7 +53,7 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, 
             run_config=RunConfig(tracing_disabled=True),
         )
     except (MaxTurnsExceeded, ModelBehaviorError):
-        # The model called a tool that there is not, or never came to an end.
+        # The model called a tool that does not exist, or used up its turns.
         return {"reward": 0.0}
     calls = sum(item.type == "tool_call_item" for item in result.new_items)
     return {"reward": score(task, str(result.final_output)), "components": {"tool_calls": float(calls)}}

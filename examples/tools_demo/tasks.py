@@ -2,7 +2,7 @@
 
     python -m examples.tools_demo.tasks --split train --count 2000 --seed 1 --out train.jsonl
 
-An order is a list of 2 to 4 items; every task has prices of its own, so that nothing but the tool can tell them. Owns the split:
+An order is a list of 2 to 4 items; every task has prices of its own, so that only the tool knows them. Owns the split:
 an order belongs to `heldout` or to `train` by a hash of its text, so the two never share an order, whatever the seeds.
 """
 
@@ -27,7 +27,7 @@ FEWEST, MOST = 2, 4
 """Items of an order."""
 HIGHEST_PRICE = 5
 HELDOUT_SHARE = 16
-"""One order in so many is held out."""
+"""One order in this many is held out."""
 
 
 def question_of(order: Sequence[str]) -> str:
@@ -59,7 +59,7 @@ def score(task: Mapping[str, Any], answer: str) -> float:
 
 
 def orders(split: Split, seed: str) -> Iterator[tuple[list[str], dict[str, int]]]:
-    """Orders of one split without end, each with the price of every item that there is."""
+    """Yield orders of one split without end, each with the price of every item that there is."""
     rng = random.Random(seed)
     while True:
         order = rng.sample(ITEMS, rng.randint(FEWEST, MOST))

@@ -31,32 +31,32 @@ def careless_teacher(seed: int) -> Iterator[dict[str, Any]]:
     """Yield an endless stream of conversations, most of them wrong on purpose (see above)."""
     rng = random.Random(f"habits {seed}")
     for order, prices in orders("train", f"teacher {seed}"):
-        yield conversation(order, prices, asked_by(order, rng))
+        yield conversation(order, prices, lookups_of(order, rng))
 
 
-def asked_by(order: Sequence[str], rng: random.Random) -> list[str]:
+def lookups_of(order: Sequence[str], rng: random.Random) -> list[str]:
     """Return the items that the teacher asks for, one after the other, before it answers."""
     lookups = ENOUGH if rng.random() < IMPATIENCE else len(order)
-    asked: list[str] = []
+    looked_up: list[str] = []
     for place, item in enumerate(order[:lookups]):
-        again = place > 0 and rng.random() < FORGETFULNESS
-        asked.append(order[place - 1] if again else item)
-    return asked
+        repeats = place > 0 and rng.random() < FORGETFULNESS
+        looked_up.append(order[place - 1] if repeats else item)
+    return looked_up
 
 
-def conversation(order: Sequence[str], prices: Mapping[str, int], asked: Sequence[str]) -> dict[str, Any]:
-    """Return an episode in which the prices of `asked` are looked up and added, with the messages and tools that the agent
+def conversation(order: Sequence[str], prices: Mapping[str, int], looked_up: Sequence[str]) -> dict[str, Any]:
+    """Return an episode in which the prices of `looked_up` are looked up and added, with the messages and tools that the agent
     sends."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": INSTRUCTIONS},
         {"role": "user", "content": question_of(order)},
     ]
-    for number, item in enumerate(asked):
+    for number, item in enumerate(looked_up):
         function = {"name": price.name, "arguments": json.dumps({"item": item})}
         call = {"id": f"call-{number}", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(prices[item])})
-    sums = itertools.accumulate(prices[item] for item in asked)
+    sums = itertools.accumulate(prices[item] for item in looked_up)
     messages.append({"role": "assistant", "content": " ".join(map(str, sums))})
     return {"messages": messages, "tools": tools()}
 

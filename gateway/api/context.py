@@ -120,12 +120,12 @@ class Services(DataPlane):
 
     @property
     def callers(self) -> Directory:
-        """Resolves keys to callers."""
+        """Resolve keys to callers."""
         return self.role.callers
 
     @property
     def agents(self) -> AgentCalls:
-        """Opens episodes for agents' keys. Raise Unavailable if this process is not the coordinator."""
+        """Open episodes for agents' keys. Raise Unavailable if this process is not the coordinator."""
         return self.coordinator.callers
 
     @property
@@ -198,11 +198,11 @@ def _check_fields(values: dict[str, Any]) -> None:
 
 
 def _rewritten(values: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a large body that are written as JSON again: schemas of all kinds."""
+    """Return the parts of a large body that are written as JSON again: schemas of all kinds."""
     return {name: release_gil(value) for name, value in values.items() if name not in _CONVERSATION}
 
 
-def asked_object(body: bytes) -> dict[str, Any]:
+def request_object(body: bytes) -> dict[str, Any]:
     """Read a body as a JSON object that names a model and holds no more than `sizes.MOST`. Raise BadRequest."""
     values = json_object(body)
     check_sizes(values)

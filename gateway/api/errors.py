@@ -32,7 +32,7 @@ from headgate.errors import (
 log = logging.getLogger(__name__)
 
 NOT_BEGUN = "x-headgate-not-begun"
-"""The header by which another gateway process knows that it may ask somebody else (`NotAccepted`)."""
+"""The header by which another gateway process knows that it may send the request elsewhere (`NotAccepted`)."""
 _ANTHROPIC_PATH = re.compile(r"(^|/v1)/+messages(/|$)")
 """Paths of Anthropic's API, also behind a wrong base URL; OpenAI has messages of threads."""
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -75,7 +75,7 @@ _ANTHROPIC = {
 
 
 def error_response(error: GatewayError, path: str) -> Response:
-    """Return the answer to a request to `path`. SDKs retry 409 and 429: only what may succeed later says so."""
+    """Return the answer to a request to `path`. SDKs retry 409 and 429: only what may succeed later has such a status."""
     headers = dict(error.headers)
     if isinstance(error, Busy):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
@@ -95,7 +95,7 @@ def refusal(request: Request, error: GatewayError) -> Response:
 
 
 def _level(request: Request, error: GatewayError) -> int:
-    """Return the log level of an error: one that will pass by itself is no error of the gateway."""
+    """Return the log level of an error. A temporary one is not an error of the gateway."""
     if not isinstance(error, Unavailable):
         return logging.ERROR
     return logging.INFO if request.url.path == _PROBE else logging.WARNING
@@ -108,7 +108,7 @@ def _counted(request: Request, error: GatewayError) -> Response:
 
 
 def _allowed(app: FastAPI, scope: Scope) -> list[str]:
-    """The methods of the routes that have a path, of which each may be a route of its own; empty: no route has it."""
+    """Return the methods of all routes with a path; empty if no route has it."""
     found = [
         method
         for method in _METHODS
@@ -141,7 +141,9 @@ def install(app: FastAPI) -> None:
 
     async def unexpected(request: Request, error: Exception) -> Response:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)
-        return _counted(request, GatewayError("the gateway failed; its log says why", code="internal_error"))
+        return _counted(
+            request, GatewayError("the gateway failed; see its log for the reason", code="internal_error")
+        )
 
     app.add_exception_handler(GatewayError, gateway_error)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -18,13 +18,13 @@ router = APIRouter(tags=["Health"], route_class=QueryRoute)
 
 @router.get("/", include_in_schema=False)
 async def root() -> dict[str, str]:
-    """The address is a gateway's: some clients ask for that before their first call. The rest of the answer says how to go on."""
+    """Identify the gateway to clients that request it before their first call, and explain what to do next."""
     return {"name": "headgate", "api": "/v1", "schema": "/openapi.json", "docs": "/docs"}
 
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """The process answers."""
+    """Report that the process is alive."""
     return {"status": "ok"}
 
 
@@ -52,7 +52,7 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
 @router.get("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 async def health(request: Request, gateway: Gateway) -> Response:
-    """Call would be served, as `/readyz` says: 200 without a body, as vLLM answers."""
+    """Return whether a call would be served, as `/readyz` does: 200 without a body, as vLLM answers."""
     await readyz(request, gateway)
     return Response()
 

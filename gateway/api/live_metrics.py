@@ -97,7 +97,7 @@ LABELS = {
     "status": "of HTTP",
     "type": "of hosted tools, as `[server] hosted_tools` knows them",
 }
-"""The values that the labels of all metrics may have, `gateway.observe.metrics` included: none is what a request says."""
+"""The values that the labels of all metrics may have, `gateway.observe.metrics` included: none comes from a request."""
 
 
 _ROLES = ("alone", "coordinator", "follower", "starting")
@@ -214,7 +214,7 @@ def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
         for state, count in sorted(Counter(group.state for group in model.ledger.rule.groups()).items())
     ]
     yield _figure("ledger_groups", groups)
-    leases = [(model.name, model.leases.held()) for model in models]
+    leases = [(model.name, model.leases.current()) for model in models]
     left = [((name,), lease["left_s"]) for name, lease in leases if lease is not None]
     yield _figure("lease_left_seconds", left)
     yield _figure("lease_held", [((name,), lease is not None) for name, lease in leases])

@@ -14,25 +14,25 @@ PREFIX = "/e/"
 """The beginning of a path that names an episode."""
 EPISODE = "headgate.episode"
 """The id of the episode that the path names."""
-_HELD = "headgate.held"
+_TICKETS = "headgate.held"
 _CALL = "headgate.call"
 
 
-def hold(scope: Scope, held: ExitStack) -> Scope:
+def hold(scope: Scope, tickets: ExitStack) -> Scope:
     """Return the scope with the stack whose contexts end when the request has been answered."""
-    return {**scope, _HELD: held}
+    return {**scope, _TICKETS: tickets}
 
 
 def keep_ticket(scope: Scope, ticket: Ticket) -> None:
     """Release the ticket when the request has been answered, however that ends."""
-    cast(ExitStack, scope[_HELD]).enter_context(ticket)
+    cast(ExitStack, scope[_TICKETS]).enter_context(ticket)
 
 
 def keep_call(scope: Scope, call: RequestedCall) -> None:
-    """Keep the call that a request asks for; a refusal of the request is then a part of the call's episode."""
+    """Keep the call of a request; a refusal of the request is then a part of the call's episode."""
     scope[_CALL] = call
 
 
 def call_of(scope: Scope) -> RequestedCall | None:
-    """Return the call that the request asks for; None if it asks for none, or its caller is not known."""
+    """Return the call of the request; None if it has none, or its caller is unknown."""
     return scope.get(_CALL)

@@ -25,7 +25,7 @@ _SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 Failure = Callable[[GatewayError], bytes]
-"""The event that says how a stream failed: clients raise on it."""
+"""The event that reports how a stream failed: clients raise on it."""
 
 
 def openai_failure(error: GatewayError) -> bytes:
@@ -55,7 +55,7 @@ class JSONAnswer(Response):
                 made = Response(orjson.dumps(made), 200, self._answer_headers, "application/json")
             await made(scope, receive, send)
 
-        await _until_gone(answer, receive, self._choices)
+        await _until_disconnected(answer, receive, self._choices)
 
 
 class EventStream(Response):
@@ -105,7 +105,7 @@ class EventStream(Response):
                 except TimeoutError:
                     await self._write(send, self._keep_alive)
 
-        await _until_gone(stream, received, self._choices)
+        await _until_disconnected(stream, received, self._choices)
 
     async def _send_events(self, send: Send) -> None:
         async with aclosing(self._events()) as events:  # type: ignore[type-var]
@@ -126,18 +126,20 @@ def _as_gateway_error(error: Exception) -> GatewayError:
     if isinstance(error, GatewayError):
         return error
     log.exception("a stream failed", exc_info=error)
-    return GatewayError("the gateway failed; its log says why", code="internal_error")
+    return GatewayError("the gateway failed; see its log for the reason", code="internal_error")
 
 
-async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, choices: Choices | None) -> None:
+async def _until_disconnected(
+    work: Callable[[], Awaitable[None]], receive: Receive, choices: Choices | None
+) -> None:
     """Do the work; end it when the client disconnects."""
-    scope, gone, finished = asyncio.timeout(None), False, False
+    scope, disconnected, finished = asyncio.timeout(None), False, False
 
     async def watch() -> None:
-        nonlocal gone
+        nonlocal disconnected
         while (await receive())["type"] != "http.disconnect":
             pass
-        gone = True
+        disconnected = True
         if not finished:
             scope.reschedule(0.0)
 
@@ -147,10 +149,10 @@ async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, cho
             async with scope:
                 await work()
                 finished = True
-            if choices is not None and not gone:
+            if choices is not None and not disconnected:
                 choices.mark_delivered()
         except TimeoutError:
-            if not gone:
+            if not disconnected:
                 raise
         finally:
             finished = True

@@ -4,7 +4,7 @@ committed.
 The bus may lose all of its data at any moment without loss of anything committed or acknowledged. Invariants that a bus keeps:
 - each operation is atomic, and all processes see the operations in one order;
 - a log has one owner and one epoch; only the owner writes it, and `take` gives the log of a dead process to one new owner;
-- a process whose log was taken hears so for `[bus] log_s` after the log is over, too: it may have slept meanwhile;
+- a process whose log was claimed is still notified for `[bus] log_s` after the log has ended, since it may have been suspended;
 - the body of a log is a prefix of what its owner wrote: nothing twice, and nothing left out in between;
 - every operation but `listen` raises BusUnavailable within `[bus] timeout_s` if the bus cannot be reached; it may have been done.
 """
@@ -76,19 +76,19 @@ class Bus(Protocol):
         ...
 
     async def announce(self, process: Process) -> None:
-        """The process counts as alive for `[bus] heartbeat_ttl_s` from now."""
+        """Count the process as alive for `[bus] heartbeat_ttl_s` from now."""
         ...
 
     async def leave(self, process: Process) -> None:
-        """The process counts as alive no more."""
+        """Count the process as dead."""
         ...
 
     async def address_of(self, process_id: str) -> str | None:
-        """The URL of a process that is alive; None: it is not."""
+        """Return the URL of a live process; None if it is dead."""
         ...
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
-        """Add to logs, and announces the process. Answers what became of each; each log stays for `[bus] log_s` from now."""
+        """Add to logs, and announce the process. Return the outcome of each; each log stays for `[bus] log_s` from now."""
         ...
 
     async def find(self, place: str) -> list[Log]:
@@ -109,7 +109,7 @@ class Bus(Protocol):
         ...
 
     async def publish(self, topic: str, message: bytes = b"") -> None:
-        """Wakes those who listen now."""
+        """Wake those who listen now."""
         ...
 
     def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:

@@ -149,7 +149,7 @@ class MemoryBus:
     async def close(self) -> None: ...
 
     def flush(self) -> None:
-        """Loses everything, as a Redis server's FLUSHALL would."""
+        """Lose everything, as a Redis server's FLUSHALL would."""
         self._alive.clear()
         self._logs.clear()
         self._values.clear()

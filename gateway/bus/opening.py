@@ -1,4 +1,4 @@
-"""Opens the bus that a URL names. A new one is a module beside this and a line here."""
+"""Opens the bus that a URL names. A new one is one module in this package and one line here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A bus in a Redis server.
 
-Owns the connections, and knows when the server cannot be reached: after a failure every operation fails at once for a while, so
+Owns the connections. Detects when the server cannot be reached: after a failure every operation fails immediately for a while, so
 that callers do not wait during an outage. One warning reports the outage, one line its end. A listening connection that breaks
-is no outage, and has a warning of its own.
+is not an outage and has a warning of its own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from headgate.errors import BusUnavailable
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_AGAIN_S = 0.5
-"""The pause after a failure, for everybody."""
+_RETRY_S = 0.5
+"""The pause of all operations after a failure."""
 _STILL_S = 0.5
 """An operation that ended so long after its limit was cut by a pause of this process, not by the bus."""
 _AT_ONCE = 128
-"""Entries in one script: the server does nothing else meanwhile."""
+"""Entries in one script: the server does nothing else in the meantime."""
 
 
 class RedisBus:
@@ -56,9 +56,9 @@ class RedisBus:
         self._listening = Redis.from_url(settings.url, health_check_interval=2, **limits)
         self._write = self._redis.register_script(scripts.WRITE)
         self._find = self._redis.register_script(scripts.FIND)
-        self._take = self._redis.register_script(scripts.TAKE)
+        self._claim = self._redis.register_script(scripts.CLAIM)
         self._failed_at = -math.inf
-        self._away = False
+        self._unavailable = False
 
     @property
     def unbroken_s(self) -> float:
@@ -99,7 +99,7 @@ class RedisBus:
     async def take_over(self, log: Log, process: Process) -> bool:
         arguments: list[Any] = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
         arguments += [log.call, log.owner, log.epoch]
-        return bool(await self._do(lambda: self._take(args=arguments)))
+        return bool(await self._do(lambda: self._claim(args=arguments)))
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
         await self._do(lambda: self._redis.set(f"{self._prefix}value:{key}", value, px=_ms(ttl_s)))
@@ -112,20 +112,20 @@ class RedisBus:
         await self._do(lambda: self._redis.publish(f"{self._prefix}topic:{topic}", message))
 
     async def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
-        heard_last = True
+        received_last = True
         while True:
             try:
-                async with aclosing(self._messages(topics)) as heard:
-                    async for news in heard:
-                        heard_last = True
+                async with aclosing(self._messages(topics)) as messages:
+                    async for news in messages:
+                        received_last = True
                         yield news
             except (RedisError, OSError, TimeoutError) as error:
                 # Not `_missed`: the server drops a listener that was too slow, too, and operations find out whether it is away.
                 self._failed_at = time.monotonic()
-                if heard_last:
+                if received_last:
                     log.warning("[bus] url: other processes' news are missed: %s", error or "no answer")
-                heard_last = False
-                await asyncio.sleep(_AGAIN_S)
+                received_last = False
+                await asyncio.sleep(_RETRY_S)
 
     async def _messages(self, topics: Sequence[str]) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield messages until the connection breaks."""
@@ -146,7 +146,7 @@ class RedisBus:
 
     async def _do(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Raise BusUnavailable."""
-        if self._away and self.unbroken_s < _AGAIN_S:
+        if self._unavailable and self.unbroken_s < _RETRY_S:
             raise BusUnavailable("the bus cannot be reached")
         began = time.monotonic()
         try:
@@ -159,15 +159,15 @@ class RedisBus:
                 ) from error
             self._missed(error)
             raise BusUnavailable(f"the bus cannot be reached: {error or 'no answer'}") from error
-        if self._away:
-            self._away = False
+        if self._unavailable:
+            self._unavailable = False
             log.info("the bus can be reached again")
         return answer
 
     def _missed(self, error: Exception) -> None:
         self._failed_at = time.monotonic()
-        if not self._away:
-            self._away = True
+        if not self._unavailable:
+            self._unavailable = True
             log.warning(
                 "[bus] url: the bus cannot be reached; the gateway continues without it: %s",
                 error or "no answer",

@@ -56,7 +56,7 @@ end
 return out
 """
 
-TAKE = """
+CLAIM = """
 local p, me, url, alive, keep, call, owner, epoch = unpack(ARGV)
 local run = p .. 'run:' .. call
 local known = redis.call('HMGET', run, 'owner', 'epoch', 'place')

@@ -1,4 +1,4 @@
-"""`gateway`: serve agents, run agents once per episode, and look at what became of them.
+"""`gateway`: serve agents, run agents once per episode, and look at the results.
 
 The commands' modules import what they need when they run, so that `gateway --help` is quick.
 """
@@ -26,32 +26,25 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 episodes_app = typer.Typer(
-    help="Run agents, once per episode; look at episodes and ask what became of one.",
+    help="Run agents, once per episode; list episodes, show one, and explain why it was trained or not.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-for command in (
-    init,
-    serve,
-    console,
-    doctor,
-    engine,
-    mirror,
-    status,
-    staleness,
-    tail,
-    export,
-    prune,
-    migrate,
+_BEGIN, _LOOK, _OPERATE = "Start here", "Look at a gateway", "Operate"
+for panel, commands in (
+    (_BEGIN, (init, serve)),
+    (_LOOK, (console, status, staleness, tail)),
+    (_OPERATE, (doctor, engine, mirror, export, prune, migrate)),
 ):
-    app.command()(command)
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 episodes_app.command("run")(run_episodes)
 episodes_app.command("match")(run_matches)
 episodes_app.command("list")(list_episodes)
 episodes_app.command("show")(show_episode)
 episodes_app.command("why")(why)
 episodes_app.command("tail")(tail_episodes)
-app.add_typer(episodes_app, name="episodes")
+app.add_typer(episodes_app, name="episodes", rich_help_panel=_BEGIN)
 
 
 @app.callback()
@@ -60,5 +53,5 @@ def _options(version: Version = False, debug: Debug = False) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     run("gateway", app)

@@ -23,7 +23,8 @@ def console(
         typer.Option("--run", help="The folder of a run, finished, dead or running; needs no engine."),
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="In place of --run: the URL of a run's store, such as postgresql://…")
+        str | None,
+        typer.Option(help="In place of --run: the URL of a run's store, such as postgresql://host/name"),
     ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="With --run: the port of the page; 0: a free one.")

@@ -14,7 +14,8 @@ def export(
     out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
     model: Annotated[str | None, typer.Option(help="A trained model. [default: the first]")] = None,
     batches: Annotated[
-        str | None, typer.Option(metavar="A:B", help="Batches A up to but without B; either may be left out.")
+        str | None,
+        typer.Option(metavar="A:B", help="Batch range A:B, B exclusive; either end may be omitted."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every rewarded training episode, trained or not.")
@@ -79,7 +80,7 @@ def prune(
         ),
     ] = False,
 ) -> None:
-    """Delete old episodes that nothing needs any more; a gateway may run meanwhile. `gateway export` keeps them elsewhere.
+    """Delete old episodes that nothing needs any more; a gateway may be running. `gateway export` keeps them elsewhere.
 
     Example:
 
@@ -99,7 +100,7 @@ def prune(
                     older_than,
                     dry=dry_run,
                     vacuum=vacuum,
-                    told=lambda swept: status.update(in_words(swept)),
+                    report=lambda swept: status.update(in_words(swept)),
                 )
             )
     except ConfigError as error:
@@ -117,12 +118,12 @@ def migrate(
         bool,
         typer.Option("--check", help="Change nothing; exit with 1 if a start of this build would migrate."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Go back without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Go back without a prompt.")] = False,
 ) -> None:
     """Bring the database's tables to this build's form, or back to an older one.
 
     Each start of a gateway does the first by itself. Going back drops what newer revisions added, with its contents, and wants
-    all gateways stopped. It is seldom needed: an older build works on newer tables, and says so when it starts.
+    all gateways stopped. It is seldom needed: an older build works on newer tables, and logs that when it starts.
 
     Example:
 
@@ -130,6 +131,7 @@ def migrate(
     """
     from gateway.config.settings import ConfigError, Settings
     from gateway.store import schema
+    from headgate.processes.slow import in_progress
 
     try:
         store = Settings.load(config).store
@@ -142,7 +144,8 @@ def migrate(
             return
         if not yes and schema.is_back(store, to):
             typer.confirm(f"drop what was added after revision {to}, with its contents?", abort=True)
-        schema.migrate(store, to)
+        with in_progress(lambda text: typer.echo(text, err=True), "migrating the tables"):
+            schema.migrate(store, to)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

@@ -1,6 +1,6 @@
-"""`gateway serve --demo`: a checkpoint that anybody can make in a moment, and settings for a fake engine that serves it.
+"""`gateway serve --demo`: a checkpoint that is made in a moment, and settings for a fake engine that serves it.
 
-The engine draws tokens by a hash, so its replies are words in no order. Everything else is what a real model gets: the same API,
+The engine draws tokens by a hash, so its replies are random words. Everything else is what a real model gets: the same API,
 the same record, the same rewards. Nothing is downloaded and nothing is trained.
 """
 
@@ -16,10 +16,10 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"
 """The marks of the `qwen3` family."""
 WORDS = """
     a about above across after again air all along always among an and any apple around as at away back bank barley be
-    bed been before bell below bend beside between bird blue board boat both branch bread bridge bright bring broad
+    bed been before bell below bend bench between bird blue board boat both branch bread bridge bright bring broad
     brook brown build but by call calm carry chain clay clear cloud cold come corn course cross current dam dark day
     deep ditch down draw drop dry dusk each early earth east eel end even every fall far farm fast fern few field find
-    fish flat flood floor flour flow foam for ford free from full gate gear gentle give go grain grass gravel green grey
+    fish flat flood floor flour flow foam for ford free from full gate gear gentle give go grain grass gravel gray green
     ground half hand hard have hay heavy heron high hill hold home house in is island it its iron keep lake land large
     last late lay leaf leave level life lift light like line little load long low make many may meadow mill miller mist
     moon moss most move mud narrow near never new next night no north not now oak oar of off oil old on once one only
@@ -32,7 +32,7 @@ WORDS = """
 CONTEXT = 262_144
 """The prompt of a coding agent has 50 kB or more, and a token here is one byte of it."""
 _WIDTH = 16
-"""The width of the only tensor, with which nobody computes."""
+"""The width of the only tensor, which no model computes with."""
 
 
 def demo_settings(folder: Path, port: int) -> dict[str, Any]:
@@ -81,13 +81,12 @@ def save_checkpoint(folder: Path) -> None:
 
 
 def introduction(folder: Path, url: str) -> str:
-    """Return a text that says what a person can do with the demo, and how to go on to a model."""
-    ask = f"curl -s {url}/admin/v1/episodes -H 'content-type: application/json' -d '{{\"task_id\": \"t1\"}}'"
+    """Return a text about what a person can do with the demo, and how to continue with a model; all files are in `folder`."""
+    where = "" if url.endswith(":8000") else f" --gateway {url}"
     return "\n".join([
-        f"A fake engine answers at {url}/v1: words in no order, every token recorded. Files: {folder}/",
-        f"Next:   {ask}",
-        "        opens an episode and answers the base URL and key to give to your agent. The README goes on from there.",
+        f"A fake engine replies at {url}/v1 with random words; every token is recorded. Files: {folder}/",
+        f"Next:   gateway episodes run --tasks tasks.jsonl{where} -- python my_agent.py",
+        "        runs your agent once per episode, with a base URL and key of its own in its environment (README).",
         f"Look:   {url}/console shows each episode as it happens.",
-        "vLLM:   gateway serve --config YOURS.toml, with [engine] launch = \"vllm\" and [models.NAME] path = your checkpoint;",
-        "        examples/demo/gateway.toml is such a file, `make demo` makes its model and trains it.",
+        "Train:  gateway init   writes run.toml for your model and agent.",
     ])  # fmt: skip

@@ -32,6 +32,7 @@ def doctor(
       gateway doctor gateway.toml
     """
     from gateway.config.settings import ConfigError, Settings
+    from headgate.processes.slow import in_progress
 
     try:
         settings = Settings.load(config)
@@ -39,7 +40,8 @@ def doctor(
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     logging.getLogger("gateway").addHandler(logging.NullHandler())  # the findings report it
-    found = asyncio.run(_examine(settings, show=not as_json))
+    with in_progress(lambda text: typer.echo(text, err=True), "examining what the file names"):
+        found = asyncio.run(_examine(settings, show=not as_json))
     if as_json:
         typer.echo(json.dumps({part: [asdict(one) for one in ones] for part, ones in found.items()}))
     levels = [one.level for ones in found.values() for one in ones]

@@ -1,7 +1,7 @@
 """The format of the gateway's log lines. No line contains text from a client, an engine or an upstream.
 
 Messages of other libraries' exceptions may quote values, or a whole row of the database, so a line has only their type and where
-they were raised. Our errors (`headgate/errors.py`) and the operating system's do not quote anybody, so their messages are logged.
+they were raised. Our errors (`headgate/errors.py`) and the operating system's do not quote texts, so their messages are logged.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Formatter(logging.Formatter):
 
     def formatException(self, ei: _ExcInfo) -> str:
         """Return the stack, and what was raised."""
-        lines, error, seen = [], ei[1], set()
-        while error is not None and id(error) not in seen:
-            seen.add(id(error))
+        lines, error, known = [], ei[1], set()
+        while error is not None and id(error) not in known:
+            known.add(id(error))
             frames = "".join(traceback.format_tb(error.__traceback__))
             lines.append(f"{frames}{safe_text(error)}")
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

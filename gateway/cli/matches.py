@@ -22,27 +22,46 @@ if TYPE_CHECKING:
 def run_matches(
     agent: Annotated[
         str,
-        typer.Option(help="The match: an async module:function, or file.py:function, `play(task, players)`."),
+        typer.Option(
+            metavar="NAME",
+            help="The match: an async module:function, or file.py:function, `play(task, players)`.",
+        ),
     ],
-    tasks: Annotated[Path, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')],
-    players: Annotated[str, typer.Option(help="The trained model of each player: NAME=MODEL,NAME=MODEL.")],
+    tasks: Annotated[
+        Path,
+        typer.Option(
+            rich_help_panel=options.TASKS,
+            metavar="FILE",
+            help='Tasks: one JSON object a line, each with a "task_id".',
+        ),
+    ],
+    players: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=options.TASKS,
+            metavar="LIST",
+            help="The trained model of each player: red=MODEL,blue=MODEL.",
+        ),
+    ],
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,
-    group_size: Annotated[int, typer.Option(min=1, help="Matches per task.")] = 8,
-    concurrency: Annotated[int, typer.Option(min=1, help="Matches that run at the same time.")] = 8,
-    mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
-    forever: Annotated[
-        bool, typer.Option(help="Go through the tasks again and again, until interrupted.")
-    ] = False,
+    group_size: Annotated[
+        int, typer.Option(min=1, rich_help_panel=options.TASKS, metavar="N", help="Matches per task.")
+    ] = 8,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            min=1, rich_help_panel=options.TASKS, metavar="N", help="Matches that run at the same time."
+        ),
+    ] = 8,
+    mode: options.Mode = "train",
+    forever: options.Forever = False,
     order_state: options.OrderState = None,
     seed: options.Seed = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one match may take.")] = 600.0,
-    max_failures: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=1.0, help="Stop when more than this share of a player's latest episodes failed."
-        ),
-    ] = 0.5,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Seconds that one match may take.")
+    ] = 600.0,
+    max_failures: options.MaxFailures = 0.5,
     verbose: Verbose = False,
 ) -> None:
     """Play matches of several trained models: each is a player with its own episode, and one outcome rewards all.
@@ -118,6 +137,6 @@ async def _run(
             matches = Matches(client, play, models, on_outcome=progress.add, on_wait=progress.wait, **kind)
             with progress.interrupts():
                 await interruptible(
-                    matches.run(tasks, asyncio.Event() if forever else None), progress.say, ENDING
+                    matches.run(tasks, asyncio.Event() if forever else None), progress.report, ENDING
                 )
     return matches.summary(), progress

@@ -34,7 +34,7 @@ def mirror(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Keep copies of published weights beside engines, and serve them to other mirrors.
+    """Keep copies of published weights on the machines of engines, and serve them to other mirrors.
 
     Start one on each machine of external engines, and name it in the gateway's [engine] mirrors.
 
@@ -46,7 +46,7 @@ def mirror(
 
     if not key and not is_loopback(host):
         raise typer.BadParameter(
-            "everybody who reaches this address could read the weights: set --key or HEADGATE_WEIGHTS_KEY",
+            "any client that reaches this address could read the weights: set --key or HEADGATE_WEIGHTS_KEY",
             param_hint="--host",
         )
     configure_logging(verbose)

@@ -27,12 +27,29 @@ def _root(url: str) -> str:
 
 
 Url = Annotated[
-    str, typer.Option("--gateway", envvar="HEADGATE_GATEWAY", callback=_root, help="The gateway's URL.")
+    str,
+    typer.Option(
+        "--gateway",
+        envvar="HEADGATE_GATEWAY",
+        callback=_root,
+        metavar="URL",
+        help="The gateway's URL.",
+        rich_help_panel="Gateway",
+    ),
 ]
 AdminKey = Annotated[
-    str | None, typer.Option("--admin-key", envvar="HEADGATE_ADMIN_KEY", help="The gateway's admin key.")
+    str | None,
+    typer.Option(
+        "--admin-key",
+        envvar="HEADGATE_ADMIN_KEY",
+        metavar="KEY",
+        help="The gateway's admin key.",
+        rich_help_panel="Gateway",
+    ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Log events, and not only warnings and errors.")
+]
 
 
 def configure_logging(verbose: bool) -> None:
@@ -51,25 +68,25 @@ def configure_logging(verbose: bool) -> None:
 def ask(
     url: str, admin_key: str | None, ask: Callable[[GatewayClient], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Asks a running gateway; a refusal or silence ends the command."""
+    """Query a running gateway; a refusal or silence ends the command."""
     import httpx
 
     from headgate.client import GatewayClient, GatewayRefused
     from headgate.processes.slow import reported
 
-    async def asked() -> dict[str, Any]:
+    async def fetch() -> dict[str, Any]:
         async with GatewayClient(url, admin_key) as client:
             with reported(lambda text: typer.echo(text, err=True), f"an answer of the gateway at {url}"):
                 return await ask(client)
 
     try:
-        return asyncio.run(asked())
+        return asyncio.run(fetch())
     except (GatewayRefused, httpx.TransportError) as error:
         raise refused(url, error) from error
 
 
 def refused(url: str, error: GatewayRefused | httpx.TransportError) -> typer.Exit:
-    """Says why a gateway gave no answer, and what to do about it; the end of the command."""
+    """Explain why a gateway gave no reply and how to fix it, and end the command."""
     from headgate.client import GatewayRefused
     from headgate.client.refusal import unanswered
 

@@ -114,7 +114,7 @@ class EpisodeProgress:
             self.cancelled = True
             self._print(CANCELLED)
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line that stays."""
         self._print(text)
 
@@ -171,7 +171,7 @@ class EpisodeProgress:
 
 
 class TerminalBar:
-    """A progress bar on standard error; shows nothing where that is no terminal."""
+    """A progress bar on standard error; shows nothing where that is not a terminal."""
 
     def __init__(self, *columns: ProgressColumn, total: int | None = None) -> None:
         self._console = Console(stderr=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headgate.environments.base import Split
     from headgate.types import EpisodeMode
 
+_GROUP_SIZE = 8
 _LONELY = (
     "warning: groups of one episode. An algorithm that compares the episodes of a group, as GRPO does, learns nothing from them:"
     " name a --group-size of 2 or more"
@@ -36,20 +37,21 @@ _LONELY = (
 
 
 def run_episodes(
-    tasks: options.Tasks = None,
     command: options.Command = None,
     agent: options.Agent = None,
     worker: options.Worker = False,
     env: options.Env = None,
     env_args: options.EnvArgs = "{}",
     env_python: options.EnvPython = None,
+    grade: options.Grade = False,
+    exit_code_reward: options.ExitCodeReward = False,
+    timeout: options.Timeout = 600.0,
+    tasks: options.Tasks = None,
     env_split: options.EnvSplit = None,
     limit: options.Limit = None,
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,
-    grade: options.Grade = False,
-    exit_code_reward: options.ExitCodeReward = False,
-    group_size: options.GroupSize = 1,
+    group_size: options.GroupSize = None,
     spare: options.Spare = 0,
     concurrency: options.Concurrency = 8,
     mode: options.Mode = "train",
@@ -59,7 +61,6 @@ def run_episodes(
     order_floor: options.OrderFloor = 0.1,
     order_state: options.OrderState = None,
     seed: options.Seed = None,
-    timeout: options.Timeout = 600.0,
     sandbox: options.Sandbox = None,
     sandbox_memory: options.SandboxMemory = 2048,
     sandbox_cpu: options.SandboxCpu = 600,
@@ -79,13 +80,13 @@ def run_episodes(
 
     Examples:
 
-      gateway episodes run --tasks tasks.jsonl --group-size 8 --concurrency 16 -- python my_agent.py
+      gateway episodes run --tasks tasks.jsonl --concurrency 16 -- python my_agent.py
 
       gateway episodes run --tasks tasks.jsonl --mode eval --agent my_package.agent:solve
 
-      gateway episodes run --env reasoning-gym:chain_sum --env-args '{"size": 2000}' --group-size 8
+      gateway episodes run --env reasoning-gym:chain_sum --env-args '{"size": 2000}'
 
-      gateway episodes run --tasks tasks.jsonl --group-size 8 --sandbox bwrap -- python my_agent.py
+      gateway episodes run --tasks tasks.jsonl --sandbox bwrap -- python my_agent.py
     """
     from headgate.client import (
         GatewayRefused,
@@ -113,6 +114,7 @@ def run_episodes(
         raise typer.BadParameter(str(error)) from error
     if order not in ("passes", "difficulty"):
         raise typer.BadParameter(f"passes or difficulty, not {order!r}", param_hint="--order")
+    group_size = group_size or (1 if mode == "eval" else _GROUP_SIZE)
     if order == "difficulty" and (not forever or group_size == 1):
         raise typer.BadParameter("--order difficulty is for --forever, and groups of 2 and more")
     options.check_order(forever, order_state, seed)
@@ -177,7 +179,7 @@ async def _run(
                 runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
                 work = runner.run_forever(tasks, asyncio.Event()) if forever else _once(runner, tasks)
                 with progress.interrupts():
-                    await interruptible(work, progress.say, ENDING)
+                    await interruptible(work, progress.report, ENDING)
     finally:
         await agent.close()
     return progress.summary()
@@ -269,7 +271,7 @@ def _environment(name: str, args: str, python: Path | None, timeout_s: float) ->
     try:
         given = json.loads(args)
     except ValueError as error:
-        raise ValueError(f"--env-args is no JSON: {error}") from error
+        raise ValueError(f"--env-args is not JSON: {error}") from error
     if not isinstance(given, dict):
         raise ValueError("--env-args is a JSON object")
     return EnvironmentAgent(name, given, python, timeout_s)

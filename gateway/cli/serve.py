@@ -162,17 +162,19 @@ def _serve(settings: Settings, sockets: list[socket], verbose: bool, banner: str
 
 def engine(
     config: Annotated[Path, typer.Option("--config", "-c", help="The gateway's TOML file.")],
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Where it listens.")],
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="The address to listen on.")],
     host: Annotated[
-        str, typer.Option(help="An address that only gateways reach: an engine asks for no key.")
+        str, typer.Option(help="An address that only gateways reach: an engine requires no key.")
     ] = "127.0.0.1",
-    model: Annotated[str | None, typer.Option(help="Whose weights. [default: the first trained]")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model whose weights it loads. [default: the first trained]")
+    ] = None,
     tensor_parallel: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="GPUs over which it is spread. [default: as the file says]"),
+        typer.Option(min=1, max=64, help="GPUs over which it is spread. [default: as in the file]"),
     ] = None,
 ) -> None:
-    """Become an engine, as [engine] says, for a gateway elsewhere: this process is the engine from then on.
+    """Become an engine, as [engine] configures it, for a gateway elsewhere: this process is the engine from then on.
 
     Only [models] and [engine] are read. The gateway's secrets are not in the engine's environment.
 

@@ -18,15 +18,20 @@ _URL = "http://127.0.0.1:8000"
 _EVERY_S = 2.0
 _SHOWN = 400
 """Characters of a node's text, without `--full`."""
+_ID_LENGTH, _NAMED = len("ep-") + 20, 3
+EpisodeId = Annotated[
+    str,
+    typer.Argument(metavar="EPISODE", help="The episode's id, or its first characters.", show_default=False),
+]
 Model = Annotated[str | None, typer.Option(help="A trained model. [default: the first]")]
-Json = Annotated[bool, typer.Option("--json", help="Print the gateway's answer as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the gateway's reply as JSON.")]
 
 
 def status(
     gateway: Url = _URL,
     admin_key: AdminKey = None,
     model: Model = None,
-    watch: Annotated[bool, typer.Option(help="Ask again every two seconds, until interrupted.")] = False,
+    watch: Annotated[bool, typer.Option(help="Refresh every two seconds, until interrupted.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show a running gateway on one screen: versions, engines, batches and episodes of a model.
@@ -69,12 +74,12 @@ def staleness(gateway: Url = _URL, admin_key: AdminKey = None, model: Model = No
 def list_episodes(
     gateway: Url = _URL,
     admin_key: AdminKey = None,
-    task: Annotated[str | None, typer.Option(help="Of this task alone.")] = None,
-    group: Annotated[str | None, typer.Option(help="Of this group alone.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only episodes of this group.")] = None,
     state: Annotated[
-        Literal["open", "grading", "closed"] | None, typer.Option(help="In this state alone.")
+        Literal["open", "grading", "closed"] | None, typer.Option(help="Only episodes in this state.")
     ] = None,
-    mode: Annotated[Literal["train", "eval"] | None, typer.Option(help="Of this mode alone.")] = None,
+    mode: Annotated[Literal["train", "eval"] | None, typer.Option(help="Only episodes of this mode.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Episodes, the newest first.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -89,10 +94,10 @@ def list_episodes(
     given = {"task_id": task, "group_id": group, "state": state, "mode": mode, "limit": limit}
     filters = {name: value for name, value in given.items() if value is not None}
 
-    async def asked(client: GatewayClient) -> dict[str, Any]:
+    async def fetch(client: GatewayClient) -> dict[str, Any]:
         return {"episodes": await client.episodes(**filters)}
 
-    found = ask(gateway, admin_key, asked)
+    found = ask(gateway, admin_key, fetch)
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -100,7 +105,7 @@ def list_episodes(
 
 
 def show_episode(
-    episode_id: Annotated[str, typer.Argument(help="An episode.")],
+    episode_id: EpisodeId,
     gateway: Url = _URL,
     admin_key: AdminKey = None,
     model: Annotated[str | None, typer.Option(help="Another model that the episode called.")] = None,
@@ -109,18 +114,19 @@ def show_episode(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what an episode's model read and said: each piece of text with its tokens, versions and log-probabilities.
+    """Show what an episode's model read and sampled: each piece of text with its tokens, versions and log-probabilities.
 
     Example:
 
-      gateway episodes show ep-2c4fcce550c00cd6f818 --full
+      gateway episodes show ep-2c4f --full
     """
     from gateway.cli.tables import show_trajectory
 
-    async def asked(client: GatewayClient) -> dict[str, Any]:
-        return {**await client.episode(episode_id), **await client.trajectory(episode_id, model)}
+    async def fetch(client: GatewayClient) -> dict[str, Any]:
+        whole = await whole_id(client, episode_id)
+        return {**await client.episode(whole), **await client.trajectory(whole, model)}
 
-    found = ask(gateway, admin_key, asked)
+    found = ask(gateway, admin_key, fetch)
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -128,19 +134,37 @@ def show_episode(
 
 
 def why(
-    episode_id: Annotated[str, typer.Argument(help="An episode, opened or refused.")],
+    episode_id: EpisodeId,
     gateway: Url = _URL,
     admin_key: AdminKey = None,
 ) -> None:
-    """Tell what became of an episode and its group, step by step, and why it was trained or not.
+    """Show what became of an episode and its group, step by step, and why it was trained or not.
 
     Example:
 
-      gateway episodes why ep-2c4fcce550c00cd6f818
+      gateway episodes why ep-2c4f
     """
     from gateway.cli.tables import show_why
 
-    show_why(ask(gateway, admin_key, lambda client: client.why(episode_id)))
+    async def fetch(client: GatewayClient) -> dict[str, Any]:
+        return await client.why(await whole_id(client, episode_id))
+
+    show_why(ask(gateway, admin_key, fetch))
+
+
+async def whole_id(client: GatewayClient, typed: str) -> str:
+    """Return the id of the only episode whose id begins with what was typed; without one, what was typed.
+
+    Raise typer.BadParameter if there are several.
+    """
+    if len(typed) >= _ID_LENGTH:
+        return typed
+    ids = [episode["episode_id"] for episode in await client.episodes(text=typed, limit=1000)]
+    found = [each for each in ids if each.startswith((typed, f"ep-{typed}"))]
+    if len(found) > 1:
+        some = ", ".join(found[:_NAMED])
+        raise typer.BadParameter(f"{typed}: {len(found)} ids begin so, such as {some}: type more characters")
+    return found[0] if found else typed
 
 
 async def _watch(client: GatewayClient, model: str | None) -> dict[str, Any]:

@@ -33,13 +33,13 @@ def status_view(status: dict[str, Any]) -> Group:
 
 
 def _kind(key: str) -> str:
-    """Words for `mode/state/reason`."""
+    """Return words for `mode/state/reason`."""
     mode, state, *reason = key.split("/", 2)
     return f"{mode} {state}" + "".join(f" ({word})" for word in reason if word)
 
 
 def _batches(rows: list[dict[str, Any]]) -> str:
-    """The first batches that are not empty."""
+    """Return the first batches that are not empty."""
     used = [row for row in rows if row["occupied"] or row["reserved"]]
     parts = [
         f"batch {row['buffer']} has {row['occupied']} groups, {row['reserved']} more are on their way"
@@ -62,7 +62,7 @@ def _engines(engines: list[dict[str, Any]]) -> Table:
 
 
 def show_episodes(episodes: list[dict[str, Any]]) -> None:
-    """A row for each episode, the newest first."""
+    """Print a row for each episode, the newest first."""
     if not episodes:
         Console().print("no episodes")
         return
@@ -85,7 +85,7 @@ def show_episodes(episodes: list[dict[str, Any]]) -> None:
 
 
 def show_trajectory(episode: dict[str, Any], most: int | None) -> None:
-    """An episode and the nodes of its token tree, in the order in which they were recorded; at most `most` characters of each."""
+    """Print an episode and the nodes of its token tree, in the order of recording; at most `most` characters of each."""
     console = Console()
     reward = "no reward" if episode["reward"] is None else f"reward {episode['reward']:g}"
     head = "{episode_id}, task {task_id}, group {group_id}, {mode}, {state}".format(**episode)
@@ -114,8 +114,8 @@ def _node_head(node: dict[str, Any]) -> str:
         *flags,
         node["mask_reason"] and f"not trained: {node['mask_reason']}",
     ]
-    said = f"{count} tokens sampled by version {versions}, mean log-probability {mean:.3f}"
-    return f"-- {place}: {', '.join([said, *filter(None, rest)])}"
+    line = f"{count} tokens sampled by version {versions}, mean log-probability {mean:.3f}"
+    return f"-- {place}: {', '.join([line, *filter(None, rest)])}"
 
 
 def show_staleness(shown: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def show_staleness(shown: dict[str, Any]) -> None:
 
 
 def show_why(why: dict[str, Any]) -> None:
-    """An episode's story: a row per decision, and the verdict."""
+    """Print an episode's story: a row per decision, and the verdict."""
     console = Console()
     table = Table(title=escape(f"{why['episode_id']}, group {why['group_id']}, model {why['model']}"))
     for name in ("time", "what", "reason", "batch", "in words"):

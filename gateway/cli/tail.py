@@ -16,10 +16,10 @@ from gateway.cli.options import AdminKey, Url, refused
 if TYPE_CHECKING:
     from headgate.client.events import EventStream
 
-_AGAIN_S = (0.5, 1.0, 2.0, 5.0)
+_RETRY_S = (0.5, 1.0, 2.0, 5.0)
 """Seconds before each try to reach a gateway that went away; the last one again and again."""
 _LATER = (429, 503)
-_COLOURS = {
+_COLORS = {
     "episode": "cyan",
     "group": "blue",
     "batch": "magenta",
@@ -29,12 +29,12 @@ _COLOURS = {
     "node": "white",
     "gap": "red",
 }
-_KINDS = tuple(kind for kind in _COLOURS if kind != "gap")
+_KINDS = tuple(kind for kind in _COLORS if kind != "gap")
 _MOST = 160
 """Characters of one value in a line; `--json` has all of it."""
-Last = Annotated[int, typer.Option(min=0, max=10_000, help="Begin with so many events of the past.")]
+Last = Annotated[int, typer.Option(min=0, max=10_000, help="Show the last N events first.")]
 Ask = Callable[[int | None], "EventStream"]
-"""Begins a stream after an id; None: where the command line says."""
+"""Return the stream of events after an id; None: from where the options start."""
 
 
 def tail(
@@ -48,11 +48,11 @@ def tail(
         list[str] | None,
         typer.Option(help="Only these: `episode`, or `episode.closed`. May be repeated."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Only those of this model.")] = None,
-    episode: Annotated[str | None, typer.Option(help="Only those of this episode.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only those of this group.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    follow: Annotated[bool, typer.Option(help="Go on with what comes, until interrupted.")] = True,
+    model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
+    episode: Annotated[str | None, typer.Option(help="Only events of this episode.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only events of this group.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    follow: Annotated[bool, typer.Option(help="Follow new events, until interrupted.")] = True,
 ) -> None:
     """Show what happens in a running gateway: episodes, groups, batches, versions, engines, the trainer's steps.
 
@@ -97,10 +97,10 @@ def tail_episodes(
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,
     last: Last = 10,
-    model: Annotated[str | None, typer.Option(help="Only those of this model.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only those of this group.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    follow: Annotated[bool, typer.Option(help="Go on with what comes, until interrupted.")] = True,
+    model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only events of this group.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    follow: Annotated[bool, typer.Option(help="Follow new events, until interrupted.")] = True,
 ) -> None:
     """Show what becomes of episodes as it happens: `gateway tail --kind episode`.
 
@@ -140,7 +140,7 @@ async def _watch(ask: Ask, show: Callable[[dict[str, Any]], None], *, follow: bo
             typer.echo(
                 f"the gateway went away ({why}); going on after event {place} once it is back", err=True
             )
-        await asyncio.sleep(_AGAIN_S[min(tries, len(_AGAIN_S) - 1)])
+        await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
         tries += 1
 
 
@@ -149,15 +149,15 @@ def _show_json(event: dict[str, Any]) -> None:
 
 
 def _show_line(event: dict[str, Any]) -> None:
-    typer.echo(line_of(event, coloured=sys.stdout.isatty()))
+    typer.echo(line_of(event, colored=sys.stdout.isatty()))
 
 
-def line_of(event: dict[str, Any], *, coloured: bool) -> str:
+def line_of(event: dict[str, Any], *, colored: bool) -> str:
     """Return an event as one line of text, in which agents' words cannot move the cursor."""
     at = datetime.fromtimestamp(event["at"]).strftime("%H:%M:%S") if "at" in event else " " * 8
     kind = f"{event['kind']:<18}"
-    if coloured:
-        kind = typer.style(kind, fg=_COLOURS.get(event["kind"].partition(".")[0]))
+    if colored:
+        kind = typer.style(kind, fg=_COLORS.get(event["kind"].partition(".")[0]))
     subject = [event[name] for name in ("model", "group", "episode") if name in event]
     facts = [f"{name}={_value(value)}" for name, value in event["data"].items()]
     return "  ".join(

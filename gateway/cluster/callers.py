@@ -30,7 +30,7 @@ class RemoteCallers:
         self._wait_s = wait_s
 
     async def identify(self, key: str, named: str) -> Caller:
-        """Identify a caller as `Callers.identify` does; raises Unavailable also while there is no coordinator."""
+        """Identify a caller as `Callers.identify` does; raise Unavailable also while there is no coordinator."""
         if not key:
             message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
             raise NotAuthenticated(message, code="missing_api_key")

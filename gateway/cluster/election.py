@@ -38,7 +38,7 @@ class Election:
         """The time of the last successful renewal, by the monotonic clock."""
 
     def coordinator_changed(self) -> None:
-        """End the pause before the next look at the lease: another process says that a coordinator has come or gone."""
+        """End the pause before the next check of the lease: another process reports that a coordinator has started or stopped."""
         self._news.set()
 
     async def _pause(self, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Election:
         self._news.clear()
 
     async def seize(self) -> int:
-        """Take the lease from any other coordinator; returns the fence. For a gateway that is the only process on its store."""
+        """Take the lease from any other coordinator; return the fence. For a gateway that is the only process on its store."""
         fence = await self._claim(None)
         assert fence is not None
         return fence
@@ -83,7 +83,7 @@ class Election:
         return fence
 
     async def hold(self, fence: int) -> None:
-        """Renews the lease for ever. Raise Fenced once there is a successor."""
+        """Renew the lease for ever. Raise Fenced once there is a successor."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
             try:

@@ -3,7 +3,7 @@
 Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
 - a run begins only while the link is up and the coordinator shows the engine as open;
 - tokens that arrive while the link is down are held. They are accepted if the next welcome reports that the engine's weights did
-  not change meanwhile; otherwise they are dropped and the call continues elsewhere;
+  not change in the meantime; otherwise they are dropped and the call continues elsewhere;
 - the coordinator's requests are done in order, and each is answered when it is done;
 - calls are placed by the newest table of this link; before there is one, by what this process itself knows;
 - an episode that the coordinator has ended starts no call here, and its running calls are recorded before that is answered.
@@ -92,7 +92,7 @@ class Follower:
         self._exclusive: set[str] = set()
         """Episodes that no other process serves, as the coordinator reports."""
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[OpenEpisode]] = {}
+        self._pending: dict[int, asyncio.Future[OpenEpisode]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
         self._trouble: list[tuple[str, str, str]] = []
         self._ending: set[asyncio.Task[None]] = set()
@@ -112,7 +112,7 @@ class Follower:
                 self._unlink()
 
     async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode:
-        """Return the open episode of a key. Raise what the coordinator says, or Unavailable if there is none within `wait_s`."""
+        """Return the open episode of a key. Raise the coordinator's error, or Unavailable without a coordinator for `wait_s`."""
         if (live := self._by_key.get(key_hash)) and self.linked.is_set():
             live.touch()
             return live
@@ -122,7 +122,7 @@ class Follower:
         return live
 
     async def named(self, episode_id: str, wait_s: float) -> OpenEpisode:
-        """Return an open episode by its id; raises as `keyed` does."""
+        """Return an open episode by its id; raise as `keyed` does."""
         if (live := self.episodes.get(episode_id)) and self.linked.is_set():
             live.touch()
             return live
@@ -133,7 +133,7 @@ class Follower:
         return episode_id in self._exclusive
 
     def retire(self) -> list[OpenEpisode]:
-        """End following, because this process is the coordinator now; returns the episodes that are known here.
+        """End following, because this process is the coordinator now; return the episodes that are known here.
 
         Leaves the engines alone: the coordinator's parts own them now, and they may be open already.
         """
@@ -161,14 +161,14 @@ class Follower:
                         raise Unavailable(message, retry_after=0.1, code="no_coordinator")
                     number = next(self._numbers)
                     answer: asyncio.Future[OpenEpisode] = asyncio.get_running_loop().create_future()
-                    self._asked[number] = answer
+                    self._pending[number] = answer
                     self._outbox.put_nowait({"ask": number, **values})
                     try:
                         return await answer
                     except _LinkLost:
                         continue
                     finally:
-                        self._asked.pop(number, None)
+                        self._pending.pop(number, None)
         except TimeoutError as error:
             message = f"step 'request from the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
             raise Unavailable(message, retry_after=2.0, code="no_coordinator") from error
@@ -209,9 +209,9 @@ class Follower:
         now = time.monotonic()
         trouble, self._trouble = self._trouble, []
         recent = {
-            live.id: 0.0 if live.calls else round(now - live.seen_at, 3)
+            live.id: 0.0 if live.calls else round(now - live.last_used_at, 3)
             for live in self.episodes.values()
-            if live.calls or now - live.seen_at < 2 * _REPORT_S
+            if live.calls or now - live.last_used_at < 2 * _REPORT_S
         }
         return {
             "runs": {name: runs_to_json(pool) for name, pool in self._pools.items()},
@@ -222,7 +222,7 @@ class Follower:
         }
 
     def _unlink(self) -> None:
-        """Hold engines and output, and drop episodes without calls, until the next link says what is allowed."""
+        """Hold engines and output, and drop episodes without calls, until the next link reports what is allowed."""
         self.linked.clear()
         self._exclusive.clear()
         for pool in self._pools.values():
@@ -233,10 +233,10 @@ class Follower:
         idle = [live.id for live in self.episodes.values() if not live.calls]
         for episode_id in idle:  # the coordinator will not report their end
             self._drop(episode_id)
-        for answer in self._asked.values():
+        for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(_LinkLost())
-        self._asked.clear()
+        self._pending.clear()
 
     # Messages from the coordinator
 
@@ -249,14 +249,14 @@ class Follower:
             self._plan(message)
         elif message["do"] == "share":
             self._exclusive.discard(message["episode"])
-            self._done(message, self._outbox)
+            self._acknowledge(message, self._outbox)
         elif message["do"] == "end":
             self._begin(self._end(message, self._outbox), f"end-{message['episode']}")
         elif message["do"] == "give_back":
             self._begin(self._give_back(message, self._outbox), f"give-back-{message['name']}")
         else:
             self._slot(message)
-            self._done(message, self._outbox)
+            self._acknowledge(message, self._outbox)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Do in the background what takes a while, since the link must not wait for it."""
@@ -285,7 +285,7 @@ class Follower:
             self._begin(self._verify(live), f"verify-{live.id}")
 
     def _plan(self, message: Message) -> None:
-        """Places this process's calls by what the coordinator's program knows and has decided."""
+        """Place this process's calls by what the coordinator's program knows and has decided."""
         name = message["table"]
         if message.get("over"):
             self._place_locally(name)
@@ -296,12 +296,12 @@ class Follower:
         placement.apply_table(table_from_json(message))
 
     def _place_locally(self, name: str) -> None:
-        """The calls of a model go by what this process knows, until there is a table."""
+        """Place a model's calls by the state of this process, until there is a table."""
         if self._placements.pop(name, None) is not None:
             self._pools[name].set_placer(None)
 
     async def _verify(self, live: OpenEpisode) -> None:
-        """Asks the coordinator about an episode that may have ended while there was no link."""
+        """Query the coordinator about an episode that may have ended while there was no link."""
         try:
             await self._ask({"episode": live.id}, 60.0)
         except GatewayError as error:
@@ -309,7 +309,7 @@ class Follower:
                 await self._stop(live.id, error)
 
     def _answered(self, message: Message) -> None:
-        answer = self._asked.get(message["answer"])
+        answer = self._pending.get(message["answer"])
         if "error" in message:
             if answer is not None and not answer.done():
                 answer.set_exception(error_from_json(message))
@@ -365,7 +365,7 @@ class Follower:
 
     async def _end(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
         await self._stop(message["episode"], error_from_json(message))
-        self._done(message, outbox)
+        self._acknowledge(message, outbox)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
         """Stop an episode's calls, and waits until they are recorded. The next link may request it again."""
@@ -386,7 +386,7 @@ class Follower:
             over.set()
 
     def _drop(self, episode_id: str) -> None:
-        """Forgets an episode and its token trees, which the store has."""
+        """Forget an episode and its token trees, which the store has."""
         self.episodes.pop(episode_id, None)
         for recorder in self._recorders:
             recorder.forget(episode_id)
@@ -398,9 +398,9 @@ class Follower:
                 await slot.engine.abort(slot.movable())
             except EngineError as error:
                 log.warning("%s did not give requests back: %s", slot.name, error)
-        self._done(message, outbox)
+        self._acknowledge(message, outbox)
 
-    def _done(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
+    def _acknowledge(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
         """Reply on the link of the request, or not at all: the next link gives the same numbers to other requests."""
         if outbox is self._outbox:
             outbox.put_nowait({"done": message["id"], **self._report()})

@@ -16,7 +16,7 @@ from gateway.generation.plan_messages import Table
 from gateway.generation.pool import EnginePool
 from headgate.errors import Unavailable
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import EngineSeen, Fitted, Seen
+from scheduler.program.calls import EngineLoad, Snapshot, SpeedFitted
 from scheduler.program.following import FollowerProgram
 from scheduler.program.placement import PlacementSettings
 from scheduler.reactor import Output, PhysicalAction, Runtime, WallClock
@@ -37,7 +37,7 @@ class _Host:
         self.runtime.observe(port, lambda _tag, value: callback(value))
 
     def inject(self, action: PhysicalAction[T], value: T, *, now: bool = True) -> None:
-        """Injects an event; the decisions about it have been observed when this returns."""
+        """Inject an event; the decisions about it have been observed when this returns."""
         if not self.running:
             raise Unavailable("the placement of calls has stopped", retry_after=30.0, code="control_stopped")
         try:
@@ -70,14 +70,14 @@ class FollowerPlacement(ProgramPlacer):
             for name, model in table.speeds.items():
                 if self._speeds.get(name) != model:
                     self._speeds[name] = model
-                    fitted = Fitted(name, model.k1, model.k2, model.k3, model.k4)
+                    fitted = SpeedFitted(name, model.k1, model.k2, model.k3, model.k4)
                     self._host.inject(self.reactor.fitted, fitted)
             if not self._begun:
                 self.changed()
             self._host.inject(self.reactor.plan, table.plan)
-            self._host.inject(self.reactor.others, table.others)
+            self._host.inject(self.reactor.peer_load, table.peer_load)
             snapshot = tuple(self._updated(one, elsewhere[one.engine]) for one in table.engines)
-            self._host.inject(self.reactor.seen, Seen(snapshot))
+            self._host.inject(self.reactor.snapshot, Snapshot(snapshot))
         except Unavailable:
             self._stopped()
             return
@@ -85,9 +85,9 @@ class FollowerPlacement(ProgramPlacer):
             self._begun = True
             self._pool.set_placer(self)
 
-    def _updated(self, shown: EngineSeen, elsewhere: int) -> EngineSeen:
+    def _updated(self, shown: EngineLoad, elsewhere: int) -> EngineLoad:
         """Return an engine of the table with this process's calls as they are now."""
         slot = self._pool.slots.get(shown.engine)
         inside = elsewhere + (slot.streams if slot is not None else 0)
         waiting = min(shown.waiting, inside)
-        return EngineSeen(shown.engine, inside - waiting, waiting, shown.kv, shown.tokens_per_s)
+        return EngineLoad(shown.engine, inside - waiting, waiting, shown.kv, shown.tokens_per_s)

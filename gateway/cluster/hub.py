@@ -32,7 +32,7 @@ from gateway.episodes.episodes import Episodes
 from gateway.generation.plan_messages import (
     CallCounts,
     Table,
-    others_of,
+    peer_load_of,
 )
 from gateway.generation.pool import (
     EngineMonitor,
@@ -41,7 +41,7 @@ from gateway.generation.pool import (
 )
 from gateway.generation.slot import Slot
 from headgate.errors import GatewayError
-from scheduler.program.calls import Others
+from scheduler.program.calls import PeerLoad
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Wire(Protocol):
     """A WebSocket."""
 
     async def receive_text(self) -> str:
-        """Return the next message. Raise when the other side is gone."""
+        """Return the next message. Raise when the other side has disconnected."""
         ...
 
     async def send_text(self, data: str) -> None:
@@ -84,44 +84,44 @@ class _Link:
         self.episodes: set[str] = set()
         """The episodes that may have calls there."""
         self.outbox: asyncio.Queue[Message] = asyncio.Queue()
-        self.gone = asyncio.Event()
+        self.closed = asyncio.Event()
         self._numbers = itertools.count(1)
-        self._asked: dict[int, tuple[asyncio.Future[None], str, Message]] = {}
+        self._pending: dict[int, tuple[asyncio.Future[None], str, Message]] = {}
 
     def counts(self, pool: EnginePool) -> CallCounts:
         """Return its calls of a model."""
         return self.calls.get(pool.model, CallCounts())
 
     def ask(self, do: str, values: Message) -> asyncio.Future[None]:
-        """Send a request to the follower; the future is done when the follower has answered or is gone."""
+        """Send a request to the follower; the future is done when the follower has answered or disconnected."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._send(done, do, values)
         return done
 
     def _send(self, done: asyncio.Future[None], do: str, values: Message) -> None:
         number = next(self._numbers)
-        self._asked[number] = done, do, values
+        self._pending[number] = done, do, values
         self.outbox.put_nowait({"do": do, "id": number, **values})
 
     def follow(self, before: _Link) -> None:
         """Take over from an earlier link of the same process: sends again what the process has not answered yet."""
-        for number, (done, do, values) in list(before._asked.items()):
+        for number, (done, do, values) in list(before._pending.items()):
             if do == "end":
-                del before._asked[number]
+                del before._pending[number]
                 self._send(done, do, values)
         before.close()
 
-    def done(self, number: int) -> None:
+    def acknowledge(self, number: int) -> None:
         """Mark a request as answered."""
-        asked = self._asked.pop(number, None)
-        if asked is not None and not asked[0].done():
-            asked[0].set_result(None)
+        pending = self._pending.pop(number, None)
+        if pending is not None and not pending[0].done():
+            pending[0].set_result(None)
 
     def close(self) -> None:
-        """End all pending requests: the follower is gone."""
-        self.gone.set()
-        for number in list(self._asked):
-            self.done(number)
+        """End all pending requests: the follower has disconnected."""
+        self.closed.set()
+        for number in list(self._pending):
+            self.acknowledge(number)
 
 
 class Hub:
@@ -130,9 +130,9 @@ class Hub:
     def __init__(
         self, pools: Mapping[str, EnginePool], apis: Mapping[str, str], peer_timeout_s: float
     ) -> None:
-        """`apis`: what each model's engines speak."""
+        """Create the hub. `apis`: the API of each model's engines."""
         self.fence = 0
-        """The coordinator's, which followers are told."""
+        """The coordinator's own, which followers receive."""
         self.coordinates = False
         """True while followers may link: already while the coordinator's parts are opened."""
         self._episodes: asyncio.Future[Episodes] = asyncio.get_running_loop().create_future()
@@ -157,7 +157,7 @@ class Hub:
         self._monitor = monitor
 
     def opened(self, episodes: Episodes) -> None:
-        """Begins to answer followers' questions about episodes."""
+        """Begin to answer followers' questions about episodes."""
         self._episodes.set_result(episodes)
 
     # Requests of the control half (`Peers`)
@@ -197,8 +197,8 @@ class Hub:
     def count_waiting(self, model: str) -> int:
         return sum(link.waiting.get(model, 0) for link in self._links.values())
 
-    def others(self, model: str) -> Others:
-        return others_of([link.counts(self._pools[model]) for link in self._links.values()])
+    def peer_load(self, model: str) -> PeerLoad:
+        return peer_load_of([link.counts(self._pools[model]) for link in self._links.values()])
 
     def send_table(self, model: str, table: Table | None) -> None:
         if table is None:
@@ -213,10 +213,10 @@ class Hub:
             link.outbox.put_nowait({"table": model, "over": True})
             return
         pool = self._pools[model]
-        others = others_of(
+        peer_load = peer_load_of(
             [pool.counts(), *(one.counts(pool) for one in self._links.values() if one is not link)]
         )
-        link.outbox.put_nowait({"table": model, **table_to_json(replace(table, others=others))})
+        link.outbox.put_nowait({"table": model, **table_to_json(replace(table, peer_load=peer_load))})
 
     def describe(self) -> list[FollowerDescription]:
         """Describe every follower for the admin API."""
@@ -228,7 +228,7 @@ class Hub:
     # Messages from followers
 
     async def serve(self, wire: Wire) -> None:
-        """A follower's link, to its end."""
+        """Serve a follower's link."""
         hello = unpack(await wire.receive_text())
         link = _Link(hello["name"], hello["url"])
         self._report(link, hello)
@@ -244,7 +244,7 @@ class Hub:
         tasks = [
             asyncio.create_task(self._listen(link, wire), name=f"link-{link.name}-listens"),
             asyncio.create_task(self._speak(link, wire), name=f"link-{link.name}-speaks"),
-            asyncio.create_task(link.gone.wait(), name=f"link-{link.name}-gone"),
+            asyncio.create_task(link.closed.wait(), name=f"link-{link.name}-gone"),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -267,7 +267,7 @@ class Hub:
         link.close()
         if self._links.get(link.name) is link:
             del self._links[link.name]
-            log.warning("the process %s is gone", link.name)
+            log.warning("the process %s has disconnected", link.name)
 
     async def _speak(self, link: _Link, wire: Wire) -> None:
         while True:
@@ -280,7 +280,7 @@ class Hub:
                 message = unpack(await wire.receive_text())
                 if "done" in message:
                     self._report(link, message)
-                    link.done(message["done"])
+                    link.acknowledge(message["done"])
                 elif "ask" in message:
                     answer = asyncio.create_task(
                         self._answer(link, message), name=f"link-{link.name}-answers"
@@ -307,7 +307,7 @@ class Hub:
                     self._monitor.unreachable(model, slot)
         for episode_id, ago_s in message.get("seen", {}).items():
             if self._episodes.done():
-                self._episodes.result().seen(episode_id, ago_s)
+                self._episodes.result().touch(episode_id, ago_s)
 
     async def _answer(self, link: _Link, message: Message) -> None:
         try:
@@ -330,9 +330,9 @@ class Hub:
         exclusive, before = self._serving.join(episode_id, process)
         link = self._links.get(before)
         if link is not None:
-            told = asyncio.ensure_future(self._ask([link], "share", {"episode": episode_id}))
-            told.add_done_callback(lambda _: self._sharing.pop(episode_id))
-            self._sharing[episode_id] = told
+            sharing = asyncio.ensure_future(self._ask([link], "share", {"episode": episode_id}))
+            sharing.add_done_callback(lambda _: self._sharing.pop(episode_id))
+            self._sharing[episode_id] = sharing
         if underway := self._sharing.get(episode_id):
             await asyncio.shield(underway)
         return exclusive
@@ -350,21 +350,21 @@ class Hub:
         values: Message,
         unheard: Callable[[], bool] = lambda: False,
     ) -> Awaitable[None]:
-        asked = [(link, link.ask(do, values)) for link in links]
-        return _PendingRequest(asked, do, self._peer_timeout_s, unheard)
+        requests = [(link, link.ask(do, values)) for link in links]
+        return _PendingRequest(requests, do, self._peer_timeout_s, unheard)
 
 
 class _PendingRequest:
-    """A request to followers, until every link has done it or is gone; for ever if it was `unheard`."""
+    """A request to followers, until every link has done it or is closed; for ever if it was `unheard`."""
 
     def __init__(
         self,
-        asked: list[tuple[_Link, asyncio.Future[None]]],
+        requests: list[tuple[_Link, asyncio.Future[None]]],
         do: str,
         peer_timeout_s: float,
         unheard: Callable[[], bool],
     ) -> None:
-        self._asked = asked
+        self._requests = requests
         self._unheard = unheard
         self._do = do
         self._peer_timeout_s = peer_timeout_s
@@ -374,11 +374,11 @@ class _PendingRequest:
 
     async def _wait(self) -> None:
         late: set[asyncio.Future[None]] = set()
-        if self._asked:
-            _, late = await asyncio.wait({done for _, done in self._asked}, timeout=self._peer_timeout_s)
+        if self._requests:
+            _, late = await asyncio.wait({done for _, done in self._requests}, timeout=self._peer_timeout_s)
         if self._unheard():
             await asyncio.get_running_loop().create_future()
-        for link, done in self._asked:
+        for link, done in self._requests:
             if done in late:
                 log.error(
                     "%s did not do %r within %g s ([cluster] peer_timeout_s)",

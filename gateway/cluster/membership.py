@@ -37,20 +37,20 @@ class SingleProcess:
         return None
 
     def check(self) -> None:
-        """Return: this process has its place."""
+        """Do nothing: this process has its role."""
 
     async def check_coordinator(self) -> None:
-        """Return at once: no other process could be the coordinator."""
+        """Return immediately: no other process could be the coordinator."""
 
     async def close(self) -> None:
-        """Does nothing: nobody takes over."""
+        """Do nothing: there is no successor."""
 
 
 class Membership:
     """One process of a cluster."""
 
     def __init__(self, election: Election, follower: Follower, bus: Bus, wait_s: float) -> None:
-        """`wait_s`: how long a request waits for a coordinator."""
+        """Use `wait_s` as the time that a request waits for a coordinator."""
         self._bus = bus
         self._listener: asyncio.Task[None] | None = None
         self.role: RoleName = "starting"
@@ -82,7 +82,7 @@ class Membership:
         self._task.add_done_callback(ended)
 
     async def close(self) -> None:
-        """Leaves the cluster; if this process is the coordinator, another can follow at once. May be called again."""
+        """Leave the cluster; if this process is the coordinator, another one can succeed it immediately. May be called again."""
         tasks = {task for task in (self._task, self._listener) if task is not None}
         for task in tasks:
             task.cancel()

@@ -20,7 +20,7 @@ from headgate import errors
 from headgate.errors import Busy, GatewayError
 from headgate.types import EpisodeMode, EpisodeSampling
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
+from scheduler.program.calls import EngineLoad, PeerLoad, PeerQueued, PeerRunning, Plan
 
 Message = dict[str, Any]
 """A message of any kind, as it is read."""
@@ -64,7 +64,6 @@ def pack(message: Message) -> str:
 
 
 def unpack(text: str | bytes) -> Message:
-    """Return the message of a text."""
     found: Message = orjson.loads(text)
     return found
 
@@ -92,37 +91,36 @@ def runs_to_json(pool: EnginePool) -> Runs:
 
 def counts_to_json(counts: CallCounts) -> Message:
     """Return a process's calls of a model, for its report."""
-    return {"queued": counts.queued, "held": counts.held}
+    return {"queued": counts.queued, "running": counts.running}
 
 
 def counts_from_json(values: Message) -> CallCounts:
     """Return the counts of a report."""
-    return CallCounts(tuple(map(tuple, values["queued"])), tuple(map(tuple, values["held"])))
+    return CallCounts(tuple(map(tuple, values["queued"])), tuple(map(tuple, values["running"])))
 
 
 def table_to_json(table: Table) -> Message:
     """Return what a follower places its calls by, in rows."""
-    plan, others = table.plan, table.others
+    plan, peer_load = table.plan, table.peer_load
     return {
         "engines": [[e.engine, e.running, e.waiting, e.kv, e.tokens_per_s] for e in table.engines],
         "speeds": {name: [m.k1, m.k2, m.k3, m.k4] for name, m in table.speeds.items()},
         "plan": [plan.newest, plan.pulling],
-        "processes": others.processes,
-        "queued": [[q.version, q.calls, q.length] for q in others.queued],
-        "held": [[h.engine, h.version, h.calls] for h in others.held],
+        "processes": peer_load.processes,
+        "queued": [[q.version, q.calls, q.length] for q in peer_load.queued],
+        "running": [[h.engine, h.version, h.calls] for h in peer_load.running],
     }
 
 
 def table_from_json(values: Message) -> Table:
-    """Return the table of a message."""
     newest, pulling = values["plan"]
-    queued = tuple(Queued(*row) for row in values["queued"])
-    held = tuple(Held(*row) for row in values["held"])
+    queued = tuple(PeerQueued(*row) for row in values["queued"])
+    running = tuple(PeerRunning(*row) for row in values["running"])
     return Table(
-        tuple(EngineSeen(*row) for row in values["engines"]),
+        tuple(EngineLoad(*row) for row in values["engines"]),
         Plan(newest, tuple(pulling)),
         {name: EngineModel(*row) for name, row in values["speeds"].items()},
-        Others(values["processes"], queued, held),
+        PeerLoad(values["processes"], queued, running),
     )
 
 
@@ -149,7 +147,7 @@ def episode_from_json(values: EpisodeMessage, now: float) -> OpenEpisode:
         mode=values["mode"],
         model=values["model"],
         opened_at=now,
-        seen_at=now,
+        last_used_at=now,
         version=values["version"],
         sampling=EpisodeSampling(**values["sampling"]),
     )

@@ -66,7 +66,7 @@ async def last(bus: Bus) -> ClusterSnapshot | None:
 
 
 async def wake(bus: Bus) -> None:
-    """Tells the other processes that a coordinator has come or gone."""
+    """Notify the other processes that a coordinator has started or stopped."""
     try:
         await bus.publish(TOPIC)
     except BusUnavailable:

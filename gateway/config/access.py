@@ -17,7 +17,7 @@ class AdminSettings(Section):
     """Without a key the gateway listens on loopback addresses alone, and refuses web pages of other sites and foreign names in
     `Host` (docs/topics/security.md)."""
     port: int | None = Field(None, ge=1, le=65_535)
-    """A port of its own: then the admin API and `/metrics` are served there alone, beside `/healthz` and `/readyz`."""
+    """A separate port for the admin API and `/metrics`, which then are not on the main one."""
     host: str | None = None
     """The address at which that port listens; `[server] host` by default."""
 
@@ -55,7 +55,7 @@ class AgentSettings(Section):
     idle_s: Seconds | None = None
     """Seconds of silence after which a conversation is over; `[episodes] idle_s` by default."""
     max_episodes: int = Field(1024, ge=1, le=1_000_000)
-    """Episodes that its calls opened, open at once; further ones are refused with 429."""
+    """Concurrently open episodes that its calls opened; further ones are refused with 429."""
     max_wait_s: float = Field(5.0, ge=0, le=86_400)
     """How long a call of `train` waits for a slot within the staleness bound, before it is refused with 429."""
 
@@ -67,7 +67,7 @@ class AgentSettings(Section):
 
 
 class LimitSettings(Section):
-    """`[limits.episode]`, `[limits.agent]`: what one key may have at once; what is not given is not limited."""
+    """`[limits.episode]`, `[limits.agent]`: concurrent use by one key; a missing key means no limit."""
 
     calls: int | None = Field(None, ge=1, le=1_000_000)
     """Calls that are being answered."""

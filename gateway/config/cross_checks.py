@@ -29,7 +29,7 @@ Models = Mapping[str, ModelSettings]
 
 
 def check_ports(server: ServerSettings, admin: AdminSettings, projects: Collection[str]) -> None:
-    """The admin API needs a key outside of loopback addresses, and a port that is not the server's."""
+    """Check that the admin API has a key outside of loopback addresses, and a port that is not the server's."""
     if admin.key is None:
         if not is_loopback(server.host):
             raise ValueError("[admin] key is needed when [server] host is not a loopback address")
@@ -37,7 +37,7 @@ def check_ports(server: ServerSettings, admin: AdminSettings, projects: Collecti
             raise ValueError("[admin] key is needed when [admin] host is not a loopback address")
         if projects:
             raise ValueError(
-                "[admin] key is needed with [projects]: without one, everybody reaches everything"
+                "[admin] key is needed with [projects]: without one, any client reaches everything"
             )
     if admin.port is not None and admin.port == server.port:
         raise ValueError(
@@ -46,7 +46,7 @@ def check_ports(server: ServerSettings, admin: AdminSettings, projects: Collecti
 
 
 def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> None:
-    """A project's models exist, and a trained model is in one project at most."""
+    """Check that a project's models exist, and that a trained model is in at most one project."""
     owners: dict[str, list[str]] = {}
     for name, project in projects.items():
         for model in project.models:
@@ -63,14 +63,14 @@ def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> N
 
 
 def check_images(models: Models, engines: Mapping[str, EngineSettings]) -> None:
-    """Only vLLM is given images here."""
+    """Check that only vLLM gets images."""
     for name, model in models.items():
         if model.images and engines[name].api != "vllm":
             raise ValueError(f"[models.{name}] images = true needs an engine with api = 'vllm': leave it out")
 
 
 def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
-    """Several processes need a key and a shared store."""
+    """Check that several processes have a key and a shared store."""
     if cluster.url is None:
         return
     if cluster.key is None:
@@ -80,7 +80,7 @@ def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
 
 
 def check_models(models: Models) -> None:
-    """At least one model is trained, and no two models have a name in common."""
+    """Check that at least one model is trained, and that no two models share a name."""
     if not any(model.train for model in models.values()):
         raise ValueError("[models]: at least one model must have train = true")
     names = [name for key, model in models.items() for name in (key, *(model.aliases or ()))]
@@ -89,7 +89,7 @@ def check_models(models: Models) -> None:
 
 
 def check_graders(graders: Mapping[str, GraderSettings], models: Models) -> None:
-    """A grader grades trained models, and its judge is none of them: it would change under the judgements that are kept."""
+    """Check that a grader grades trained models, and that its judge is frozen: kept judgments must stay valid."""
     if "calls" in graders:
         raise ValueError(
             "[graders.calls]: the name `calls` is reserved for rewards posted on calls: rename the grader"
@@ -100,14 +100,14 @@ def check_graders(graders: Mapping[str, GraderSettings], models: Models) -> None
                 raise ValueError(f"[graders.{name}] models: there is no trained model {model!r}")
         if grader.judge is not None and (grader.judge not in models or models[grader.judge].train):
             raise ValueError(
-                f"[graders.{name}] judge: {grader.judge!r} is no model with train = false; [models.{grader.judge}] adds one"
+                f"[graders.{name}] judge: {grader.judge!r} is not a model with train = false; [models.{grader.judge}] adds one"
             )
 
 
 def check_agents(
     agents: Mapping[str, AgentSettings], models: Models, keys: Iterable[SecretStr | None]
 ) -> None:
-    """No two keys are the same, and an agent's episodes are about a trained model. `keys`: all keys but the agents'."""
+    """Check that no two keys are equal, and that an agent's episodes are of a trained model. `keys`: all keys but the agents'."""
     given = [*(agent.key for agent in agents.values()), *keys]
     secrets = [key.get_secret_value() for key in given if key is not None]
     if len(set(secrets)) < len(secrets):
@@ -122,7 +122,7 @@ def check_agents(
 
 
 def check_engines(engines: Mapping[str, EngineSettings], nodes: Mapping[str, NodeSettings]) -> None:
-    """An engine runs one model, and no two engines have the same address. `engines`: by model."""
+    """Check that an engine runs one model, and that no two engines have the same address. `engines`: by model."""
     places = [*(place for engine in engines.values() for place in engine.places)]
     places += [place for node in nodes.values() for place in node.places]
     urls = [url for url in places if url is not None]
@@ -135,7 +135,7 @@ def check_engines(engines: Mapping[str, EngineSettings], nodes: Mapping[str, Nod
 def check_transports(
     engines: Mapping[str, EngineSettings], weights: WeightsSettings, cluster: ClusterSettings
 ) -> None:
-    """Engines that receive versions need a server that sends them, and adapters one gateway process. `engines`: by model."""
+    """Check that engines which receive versions have a server, and that adapters have one process. `engines`: by model."""
     if not weights.sources and any(engine.transport == "collective" for engine in engines.values()):
         raise ValueError(
             "[engine] transport = 'collective' needs [weights] sources: the server of the trainer, such as 'http://trainer:8100'"
@@ -149,7 +149,7 @@ def check_transports(
 def check_node(
     name: str, node: NodeSettings, model: str, models: Models, engines: Mapping[str, EngineSettings]
 ) -> None:
-    """A node's engines can be started or reached. `model`: the model that they run; `engines`: by model."""
+    """Check that a node's engines can be started or reached. `model`: the model that they run; `engines`: by model."""
     if model not in engines:
         raise ValueError(f"[nodes.{name}] model: no model {model!r} runs on engines")
     if node.engines and engines[model].launch == "external":

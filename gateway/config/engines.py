@@ -21,7 +21,7 @@ class EngineSettings(Section):
     """`[engine]`, or `[models.NAME.engine]`: the servers that turn token ids into token ids."""
 
     launch: Literal["vllm", "fake", "external"] = "vllm"
-    """`vllm` and `fake` are started and restarted as child processes; `external` is there already, at `url`."""
+    """`vllm` and `fake` are started and restarted as child processes; `external` runs already, at `url`."""
     count: int = Field(1, ge=0, le=256)
     """Engines to start; more can be added and removed at /admin/v1/engines."""
     url: str | None = None
@@ -29,23 +29,23 @@ class EngineSettings(Section):
     urls: tuple[str, ...] = ()
     """The URLs of several external engines, instead of `url`."""
     mirrors: tuple[str, ...] = ()
-    """The mirror (`gateway mirror`) beside each of `urls`, for external engines on other machines that get versions over HTTP
+    """The mirror (`gateway mirror`) of each of `urls`, for external engines on other machines that get versions over HTTP
     (`[weights] sources`). An engine with an empty one reads the gateway's own copies."""
     api: Literal["vllm", "sglang"] = "vllm"
     """The API of an external or fake engine."""
     transport: Literal["files", "collective", "lora"] = "files"
-    """How trained versions come into engines: each loads a folder; `collective`: the trainer's server sends them straight to
-    vLLM's workers (`[weights] sources`, `backend`); `lora`: each version is an adapter beside the first version's weights, and
+    """How engines load trained versions. `files`: each loads a folder; `collective`: the trainer's server sends them straight to
+    vLLM's workers (`[weights] sources`, `backend`); `lora`: each version is an adapter on top of the first version's weights, and
     nothing pauses (docs/topics/weights.md). External engines need options of theirs for the latter two."""
     max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] = 16
     """The greatest rank of an adapter: the trainer's `[model.lora] rank`, or more. Engines reserve memory for it."""
     allow_public: bool = False
-    """True: external engines may have public addresses. Anybody who reaches one controls it: vLLM asks for its API key under /v1
-    alone, and not where it is paused, given weights or asked for tokens."""
+    """True: external engines may have public addresses. A client that reaches one controls it: vLLM requires its API key only
+    under /v1, and not where it is paused, given weights or sent requests for tokens."""
     python: str = "python"
     """The interpreter of vLLM's environment."""
     tensor_parallel: int = Field(1, ge=1, le=64)
-    """GPUs over which vLLM spreads each layer of one engine (`launch = "vllm"`); a cluster reserves as many for it."""
+    """GPUs over which vLLM spreads each layer of one engine (`launch = "vllm"`); a cluster reserves that many for it."""
     args: tuple[str, ...] = Field((), repr=False)
     """Further arguments for the engine's command line."""
     env: dict[str, str] = Field({}, repr=False)
@@ -55,15 +55,15 @@ class EngineSettings(Section):
     sleep: Literal["auto", "pause", "level1", "level2"] = "auto"
     """How an engine sleeps on a node that its trainer has: `pause` keeps its memory (all that there is without an accelerator);
     `level1` moves its weights to the host's memory and frees the rest; `level2` frees everything. `auto`: `level1` if the engine
-    says that it can, else `pause`; vLLM is started so that it can where there is an accelerator."""
+    supports that, else `pause`; vLLM is started with support for it where there is an accelerator."""
     start_s: Seconds = 180.0
     """Seconds that an engine may take to start before it is killed and started again."""
     stall_s: Seconds = 60.0
-    """How long an open engine may stay silent in the middle of a generation before the call goes on elsewhere."""
+    """Seconds without a token in the middle of a generation after which another engine continues the call."""
     health_s: Seconds = 2.0
-    """How often engines are asked whether they are well; three times no answer is a death."""
+    """Seconds between health checks of engines. An engine that fails three in a row counts as dead."""
     max_restarts: int = Field(3, ge=0, le=100)
-    """Restarts in 10 minutes (or in the time that so many starts may take) after which an engine is given up until the next
+    """Restarts in 10 minutes (or in the time that this many starts may take) after which an engine is given up until the next
     version is published."""
 
     @model_validator(mode="after")
@@ -87,9 +87,7 @@ class EngineSettings(Section):
                 f"transport = {self.transport!r} is for vLLM alone: SGLang takes weights from folders"
             )
         if self.transport == "lora" and self.sleep == "level2":
-            raise ValueError(
-                "sleep = 'level2' forgets the weights that adapters are beside: use 'level1' or 'pause'"
-            )
+            raise ValueError("sleep = 'level2' drops the weights that adapters need: use 'level1' or 'pause'")
         if self.transport == "collective" and self.mirrors:
             raise ValueError("transport = 'collective' needs no `mirrors`: leave them out")
         if self.launch == "external" and self.count > 1:
@@ -105,7 +103,7 @@ class EngineSettings(Section):
 
     @property
     def restart_window_s(self) -> float:
-        """The time in which `max_restarts` counts: long enough that so many restarts fit in."""
+        """The time in which `max_restarts` counts: long enough for all of them."""
         return max(600.0, (self.max_restarts + 1) * self.start_s)
 
     @property
@@ -117,7 +115,7 @@ class EngineSettings(Section):
 
 
 class UpstreamSettings(Section):
-    """`[models.NAME.upstream]`: somebody else's OpenAI-compatible API. Its calls are recorded and never trained."""
+    """`[models.NAME.upstream]`: a third party's OpenAI-compatible API. Its calls are recorded and never trained."""
 
     url: str = Field(pattern="^https?://")
     """With the `/v1`."""
@@ -126,18 +124,18 @@ class UpstreamSettings(Section):
     key: SecretStr | None = None
     """The API key that is sent there."""
     timeout_s: Seconds = 600.0
-    """How long it may be silent."""
+    """Seconds without data after which a call fails."""
 
 
 class UpdateSettings(Section):
-    """`[update]`: how engines come to a new version, the deadlines of the steps, and how exact the probe must be."""
+    """`[update]`: how engines load a new version, the deadlines of the steps, and how exact the probe must be."""
 
     mode: Literal["abort", "keep"] = "abort"
-    """`abort`: engines give their requests back, and they go on after the update, on any engine. `keep`: requests freeze in their
+    """`abort`: engines give their requests back, which continue after the update, on any engine. `keep`: requests freeze in their
     engine."""
     order: Literal["rolling", "pull"] = "pull"
-    """`pull`: a version is live as soon as one engine runs it, and the others come to it when they have little to do, or a call
-    waits that they are too old for (`[routing]`). `rolling`: one engine after the other."""
+    """`pull`: a version is live as soon as one engine runs it, and the others load it when they have little to do, or when a call
+    waits that needs it (`[routing]`). `rolling`: one engine after the other."""
     pause_timeout_s: Seconds = 30.0
     """Seconds that an engine may take to pause and give its requests back."""
     load_s: Seconds = 120.0
@@ -145,11 +143,11 @@ class UpdateSettings(Section):
     probe_tolerance: float = Field(0.15, gt=0, le=5)
     """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes."""
     prove: bool = True
-    """Engines compare what they hold with each version, bit by bit. False leaves that out, where it takes too long: then the
-    probe alone decides, which cannot tell versions apart that are closer than the noise of the engine's arithmetic."""
+    """Engines compare their tensors with each version, bit by bit. False leaves that out, where it takes too long: then the
+    probe alone decides, which cannot detect differences that are smaller than the noise of the engine's arithmetic."""
     orphans: Literal["drop", "correct"] = "drop"
-    """How samples are treated whose version is no ancestor of the newest: `drop` does not train their tokens; `correct` does (the
-    correction by importance sampling takes them for what they are: samples of another policy)."""
+    """The treatment of samples whose version is not an ancestor of the newest: `drop` does not train their tokens; `correct` does
+    (the correction by importance sampling treats them as samples of another policy)."""
 
 
 def is_public(address: str) -> bool:
@@ -189,8 +187,8 @@ def refused_place(url: str, address: str, *, allow_public: bool) -> tuple[str, s
 
 
 def public_engine(url: str) -> str:
-    """Says why an engine is refused at a public address."""
+    """Return the reason why an engine is refused at a public address."""
     return (
-        f"{url.rpartition('@')[2]}: an engine at a public address can be paused, reloaded and read by anybody, because vLLM's "
-        "control endpoints ignore its API key; put it on loopback or a private network, or say `allow_public = true`"
+        f"{url.rpartition('@')[2]}: an engine at a public address can be paused, reloaded and read by any client, because vLLM's "
+        "control endpoints ignore its API key; put it on loopback or a private network, or set `allow_public = true`"
     )

@@ -1,4 +1,4 @@
-"""Keys of the configuration that may stand in the environment instead of the file. What the file says goes before it."""
+"""Keys of the configuration that may stand in the environment instead of the file. The file takes precedence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENVIRONMENT = {
 SECRETS = (*ENVIRONMENT, "HEADGATE_AGENT_KEY_", "HEADGATE_PROJECT_KEY_")
 """Prefixes of variables that engines must not see."""
 ENGINE_URLS = "HEADGATE_ENGINE_URLS"
-"""JSON, `{"model": ["url", ...]}`: these models' engines run already, whatever `[engine]` says of where they are."""
+"""JSON, `{"model": ["url", ...]}`: these models' engines run already, whatever `[engine]` configures."""
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:

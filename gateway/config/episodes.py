@@ -20,14 +20,14 @@ class EpisodeSettings(Section):
 
 
 class CallSettings(Section):
-    """`[calls]`: calls whose client or engine goes away."""
+    """`[calls]`: calls whose client disconnects or whose engine dies."""
 
     grace_s: Seconds = 30.0
-    """How long the tokens of a call whose client went away can be resumed by a retry, before they become an abandoned branch."""
+    """Seconds in which a retry can resume a call whose client disconnected. Then its tokens become an abandoned branch."""
 
 
 class RewardSettings(Section):
-    """`[rewards]`: between which numbers a reward is one. They hold for what is posted on an episode and on its calls, for the
+    """`[rewards]`: the range of valid rewards. They hold for what is posted on an episode and on its calls, for the
     answers of graders, and for their sums: a single absurd number would make NaN of the weights."""
 
     min: float = Field(-1e6, ge=-1e9, le=1e9, allow_inf_nan=False)
@@ -42,38 +42,38 @@ class RewardSettings(Section):
         return self
 
     def refusal(self, reward: float) -> str:
-        """The reason why a reward is refused; empty if it is within the bounds."""
+        """Return the reason why a reward is refused; empty if it is within the bounds."""
         if self.min <= reward <= self.max:
             return ""
         return f"the reward {reward:g} is not allowed: [rewards] allows {self.min:g} to {self.max:g}"
 
 
 class GraderSettings(Section):
-    """`[graders.NAME]`: something that computes a reward when an episode is closed without one."""
+    """`[graders.NAME]`: computes a reward when an episode is closed without one."""
 
     function: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
-    """`module:function`, run in a worker process; it is given the episode as a dict and answers a number."""
+    """`module:function`, run in a worker process; it receives the episode as a dict and returns a number."""
     url: str | None = Field(None, pattern="^https?://")
-    """Or a URL: the episode is posted there as JSON, and `{"reward": number}` is answered."""
+    """Or a URL: the episode is posted there as JSON, and the reply is `{"reward": number}`."""
     judge: str | None = None
-    """Or a model of this gateway that is not trained: it scores the last reply by `criteria`, or compares it with a reference
+    """Or a frozen model of this gateway: it scores the last reply by `criteria`, or compares it with a reference
     text. Its calls are in evaluation episodes of their own; a text that was judged before is not judged again."""
     criteria: dict[str, str] = Field(default_factory=dict, max_length=32)
     """The criteria of a score, in words, by name; in a comparison, the reasons for which one reply is better."""
     reference_key: str = ""
     """The key of the episode's metadata that has the text to compare with."""
     each_turn: bool = False
-    """Score every turn by `criteria`, not the last alone; each call's part is the reward of that call."""
+    """Score every turn by `criteria`, not only the last one; each call's part is the reward of that call."""
     max_tokens: int = Field(1024, ge=1, le=2**20)
     """Tokens of a judge's reply."""
     weight: float = Field(1.0, ge=-1e6, le=1e6, allow_inf_nan=False)
-    """The weight of its answer in the sum."""
+    """The weight of its reward in the sum."""
     timeout_s: Seconds = 60.0
-    """How long one try may take; a worker that takes longer is killed."""
+    """Seconds that one attempt may take; a worker that takes longer is killed."""
     retries: int = Field(2, ge=0, le=100)
-    """Further tries, after which the episode is dropped with the reason `grading_failed`."""
+    """Further attempts, after which the episode is dropped with the reason `grading_failed`."""
     workers: int = Field(2, ge=1, le=256)
-    """Processes, or requests at once."""
+    """The number of worker processes, or of concurrent requests."""
     models: tuple[str, ...] | None = None
     """The trained models whose episodes it grades; all, if none are named."""
 
@@ -100,7 +100,7 @@ class GraderSettings(Section):
 
 
 class StalenessSettings(Section):
-    """`[staleness]`: how far samples may lag behind the weights that are trained."""
+    """`[staleness]`: how many versions samples may be older than the weights that are trained."""
 
     eta: int = Field(1, ge=0, le=64)
     """Versions that a sample may be older than the weights that are trained on it; 0: none."""
@@ -109,9 +109,9 @@ class StalenessSettings(Section):
     min_members: int = Field(2, ge=1, le=1024)
     """A group with fewer rewarded episodes is dropped."""
     spare_groups: int = Field(0, ge=0, le=65_536)
-    """Groups that may race for a batch beyond those it is trained on; what is left of them is aborted."""
+    """Groups that may run for a batch in addition to those it is trained on; the unfinished ones are aborted."""
     spare_members: int = Field(0, ge=0, le=1024)
-    """Members that may race for a group beyond its `group_size`; what is left of them is aborted."""
+    """Members that may run for a group in addition to its `group_size`; the unfinished ones are aborted."""
     drop_equal: bool = False
     """A group whose rewards are all equal teaches nothing and is dropped, so that another can take its place."""
     late_groups: Literal["cancel", "drop", "mask", "overtake"] = "cancel"
@@ -139,4 +139,4 @@ class FeedSettings(Section):
     """`[feed]`: leases."""
 
     lease_s: Seconds = 120.0
-    """Seconds that a trainer may say nothing before its batch is leased to another."""
+    """Seconds without a request of a trainer after which its batch may be leased to another."""

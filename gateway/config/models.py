@@ -33,14 +33,14 @@ _CHOICES = (*FAMILIES, "auto", "template")
 
 
 class ModelSettings(Section):
-    """`[models.NAME]`: a model, and the names by which agents may ask for it."""
+    """`[models.NAME]`: a model, and the names by which agents may request it."""
 
     path: Path | None = None
     """A Hugging Face checkpoint: version 0. Needed, unless the model is upstream."""
     train: bool = True
     """False: frozen. Its calls are recorded and never trained."""
     family: str = "qwen3"
-    """Which renderer turns messages into tokens and back; `auto` asks the `renderers` library."""
+    """Which renderer turns messages into tokens and back; `auto` uses the `renderers` library."""
     aliases: tuple[str, ...] | None = None
     """Other names that mean this model; `*` is every name. Without any, a trained model answers in its own
     episodes to every name that no other model has."""
@@ -82,7 +82,7 @@ class RenderSettings(Section):
 
     special_tokens: Literal["text", "allow"] = "text"
     """How text in messages and tools is read that spells a special token (`<|im_end|>`) or a mark (`<think>`): `text`: as
-    letters; `allow`: as the token, by which whoever wrote the text can end its turn and begin another."""
+    letters; `allow`: as the token, with which the author of the text can end a turn and begin another."""
 
 
 class _Range(Section):
@@ -95,35 +95,35 @@ class _Range(Section):
 
 
 class Bounds(_Range):
-    """The range that a training episode may ask for; the value is clamped, and both values are stored."""
+    """The range that a training episode may request; the value is clamped, and both values are stored."""
 
     override: float | None = Field(None, ge=0, le=10)
-    """The value that every training episode gets, whatever it asks for."""
+    """The value that every training episode gets, whatever it requests."""
     min: float = Field(0.0, ge=0, le=10)
     """The least value."""
     max: float = Field(10.0, ge=0, le=10)
     """The greatest value."""
 
-    def apply(self, asked: float) -> float:
-        """Return the value to use for one that was asked for."""
-        return self.override if self.override is not None else min(max(asked, self.min), self.max)
+    def apply(self, requested: float) -> float:
+        """Return the value to use for a requested one."""
+        return self.override if self.override is not None else min(max(requested, self.min), self.max)
 
 
 class TokenBounds(_Range):
     """The range of `max_tokens` in training episodes. The room in the context bounds it too; both values are stored."""
 
     override: int | None = Field(None, ge=1, le=2**31 - 1)
-    """The value of every call, whatever it asks for."""
+    """The value of every call, whatever it requests."""
     min: int = Field(1, ge=1, le=2**31 - 1)
     """The least value."""
     max: int = Field(2**31 - 1, ge=1, le=2**31 - 1)
     """The greatest value."""
 
-    def apply(self, asked: int, room: int) -> int:
-        """Return the value to use for one that was asked for. `room`: the tokens that the context has left."""
+    def apply(self, requested: int, room: int) -> int:
+        """Return the value to use for a requested one. `room`: the tokens that the context has left."""
         if self.override is not None:
             return min(self.override, room)
-        return min(max(asked, min(self.min, room)), self.max)
+        return min(max(requested, min(self.min, room)), self.max)
 
 
 class SamplingSettings(Section):
@@ -133,4 +133,4 @@ class SamplingSettings(Section):
     top_p: Bounds = Bounds(max=1.0)
     max_tokens: TokenBounds = TokenBounds()
     seed: Literal["keep", "ignore"] = "keep"
-    """`ignore`: a request's `seed` is not passed on; members of a group that all name the same one would else be alike."""
+    """`ignore`: a request's `seed` is not passed on; members of a group that all send the same one would otherwise be equal."""

@@ -15,11 +15,11 @@ class ControlSettings(Section):
     """`[control]`: the control program, which decides when engines are launched, updated and restarted."""
 
     recording: Path | None = Path("runs/control.jsonl")
-    """The file that records what happened and what was decided, for `scheduler replay`."""
+    """The file that records events and decisions, for `scheduler replay`."""
 
 
 class LengthSettings(Section):
-    """`[lengths]`: how long calls are expected to be, learnt from those that are over (docs/topics/scheduler.md, Long tails)."""
+    """`[lengths]`: how long calls are expected to be, learned from finished calls (docs/topics/scheduler.md, Long tails)."""
 
     ranker: Literal["none", "history", "boosted"] = "none"
     """`history`: as long as the calls of the same task were. `boosted`: trees over the prompt, histories and the turn
@@ -44,7 +44,8 @@ class RoutingSettings(Section):
     """`[routing]`: where calls go, when engines pull weights, which calls move (docs/topics/scheduler.md, Where a call goes)."""
 
     rule: Literal["cached", "gain"] = "gain"
-    """`cached`: where the prefix is cached, if that outweighs the load there. `gain`: where it adds most tokens a second."""
+    """`cached`: a call goes to the engine that has its prefix cached, if that outweighs the load there.
+    `gain`: it goes to the engine where it adds most tokens a second."""
     min_gain_share: float = Field(0.05, ge=0, lt=1)
     """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
     late_call_weight: float = Field(64.0, ge=1, le=1e6)
@@ -91,7 +92,7 @@ class NodeSettings(Section):
     capacity: dict[Name, float] = Field({}, max_length=64)
     """The node's resources, such as `{ gpus = 8 }`; only shown."""
     engines: int = Field(0, ge=0, le=256)
-    """The number of engines to start there, as `[engine]` says; they are called NAME-0, NAME-1, ..."""
+    """The number of engines to start there, configured by `[engine]`; they are called NAME-0, NAME-1, ..."""
     urls: tuple[str, ...] = ()
     """The URLs of engines that run already, instead of `engines`."""
     model: str | None = None
@@ -118,17 +119,17 @@ class LendingSettings(Section):
     """False: the engines of these nodes never wake."""
     margin_s: float = Field(1.0, ge=0, le=3600)
     """The margin by which the predicted wait must exceed the measured cost of the switch before a node is lent, and by which a
-    lent node is called back early."""
+    lent node is recalled early."""
     min_stay_s: float = Field(5.0, ge=0, le=3600)
-    """The shortest time for which a node is lent, unless its trainer claims it; and between a call back and the next loan."""
+    """The shortest time for which a node is lent, unless its trainer claims it, and between a recall and the next loan."""
     deadline_s: float = Field(30.0, ge=0.2, le=3600)
-    """How long a trainer waits for its node at most. An engine that does not sleep after half of it is killed."""
+    """The longest that a trainer waits for its node. An engine that is not asleep after half of that time is killed."""
     claim_s: float = Field(30.0, ge=0.5, le=3600)
-    """How long a trainer that has a node may say nothing before it is lent again; and how long a node is left alone at the
-    gateway's start, unless its trainer speaks."""
+    """Seconds without a renewal after which a claimed node may be lent; also how long a node is not lent after the
+    gateway's start, unless its trainer renews its claim."""
     recall_ahead_share: float = Field(1.0, ge=0, le=1)
-    """How long before its batch is whole a trainer gets its node back, as a share of the time that it computes on a batch, which
-    is measured. 0 for a trainer that takes no group before the batch is whole."""
+    """The time before its batch is complete at which a trainer gets its node back, as a share of the measured time that it
+    computes on a batch. 0 for a trainer that reads no group before the batch is complete."""
 
     @property
     def grace_s(self) -> float:

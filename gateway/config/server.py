@@ -26,15 +26,15 @@ class ServerSettings(Section):
     body_limit_bytes: int = Field(8 * 2**20, ge=1024, le=2**30)
     """Bytes of a request's body; more is refused with 400."""
     keep_alive_s: Seconds = 15.0
-    """How often a stream that has nothing to say sends an SSE comment."""
+    """Seconds after which an idle stream sends an SSE comment."""
     shutdown_s: Seconds = 10.0
-    """How long running calls may go on after a stop was asked for."""
+    """Seconds that running calls may go on after a signal to stop."""
     hosted_tools: Literal["drop", "refuse"] = "drop"
-    """How tools are treated that OpenAI would run (`web_search`, ...) in `/v1/responses`: `drop`: the model is not told of them,
-    and a header and a counter say so; `refuse`: the request is refused."""
+    """The treatment of tools that OpenAI would run (`web_search`, ...) in `/v1/responses`: `drop`: the model does not see them,
+    and a header and a counter report that; `refuse`: the request is refused."""
     tool_grammars: Literal["refuse", "describe"] = "refuse"
-    """How a custom tool with a grammar (Codex's `apply_patch`) is treated in `/v1/responses`: `refuse`: the request is refused;
-    `describe`: the model is told the grammar in the tool's description, and nothing holds it to that."""
+    """The treatment of a custom tool with a grammar (Codex's `apply_patch`) in `/v1/responses`: `refuse`: the request is refused;
+    `describe`: the tool's description shows the grammar to the model, which is not held to it."""
 
     @property
     def url(self) -> str:
@@ -48,14 +48,14 @@ DATABASE_FORMS = "use sqlite:///FOLDER/FILE.db (sqlite:////... for an absolute p
 
 
 class StoreSettings(Section):
-    """`[store]`: where committed facts live."""
+    """`[store]`: the database of committed facts."""
 
     url: str = Field("sqlite:///runs/headgate.db", repr=False)
     """The database's URL, which may hold a password."""
     max_pending: int = Field(10_000, ge=1)
     """Writes that may wait for the database before calls are refused with 503."""
     read_wait_s: Seconds = 10.0
-    """How long a read, a start and a stop of the gateway wait for an unreachable database; the read is then refused with 503."""
+    """Seconds that a read, a start and a stop of the gateway wait for a lost database. A read is then refused with 503."""
 
     @field_validator("url")
     @classmethod
@@ -97,9 +97,9 @@ class ClusterSettings(Section):
     key: SecretStr | None = Field(None, min_length=16)
     """The key that the processes show one another. Or `HEADGATE_CLUSTER_KEY` in the environment."""
     lease_s: float = Field(5.0, ge=0.5, le=300)
-    """How long the coordinator may be silent before another process takes its place."""
+    """Seconds without a renewal after which another process becomes the coordinator."""
     peer_timeout_s: Seconds = 10.0
-    """How long a process may take to do what the coordinator asks of it, before it counts as gone."""
+    """Seconds that a process may take to carry out the coordinator's request before it counts as dead."""
 
     @property
     def member(self) -> ClusterMember | None:
@@ -108,18 +108,18 @@ class ClusterSettings(Section):
 
 
 class BusSettings(Section):
-    """`[bus]`: fresh state that gateway processes share and may lose."""
+    """`[bus]`: recent state that gateway processes share and may lose."""
 
     url: str = Field("memory://", pattern="^(memory|redis|rediss|unix)://", repr=False)
-    """`redis://HOST:PORT/N`; `memory://` is this process alone: the retry of a call whose process died then starts it again."""
+    """`redis://HOST:PORT/N`; `memory://` is for one process: the retry of a call whose process died then restarts it."""
     prefix: str = Field("headgate", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """The prefix of all keys' names: gateways that share a server but no store need different ones."""
     timeout_s: float = Field(0.5, ge=0.01, le=10)
     """How long an operation may take before the bus counts as unavailable."""
     heartbeat_ttl_s: float = Field(3.0, ge=0.5, le=60)
-    """How long a process that says nothing counts as alive; then others take over its running calls."""
+    """Seconds without a heartbeat after which a process counts as dead; then others take over its running calls."""
     log_s: float = Field(60.0, ge=1, le=3600)
-    """How long what a dead process has logged of its calls is kept for their retries."""
+    """Seconds that the logged calls of a dead process are kept for their retries."""
 
 
 class TelemetrySettings(Section):
@@ -131,4 +131,4 @@ class TelemetrySettings(Section):
     service: Name = "headgate"
     """The name of this service in traces (`service.name`)."""
     share: float = Field(1.0, ge=0, le=1)
-    """The share of calls that is traced, of those that come without `traceparent`; with one the caller decides."""
+    """The share of traced calls among those without `traceparent`; with one the caller decides."""

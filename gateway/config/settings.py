@@ -1,9 +1,10 @@
 """The gateway's configuration: one TOML file, every key typed and bounded, unknown keys refused.
 
-Each table is in `gateway/config`, in the module of its concern; rules over several tables are in `sections/cross_checks.py`.
+The file may hold the trainer's tables too (`headgate/configuration.py`). Each table of the gateway is in `gateway/config`, in the
+module of its concern; rules over several tables are in `cross_checks.py`.
 Relative paths are taken from the folder in which the gateway is started. What differs from process to process, and what no file
-should hold, may stand in the environment instead (`sections/environment.py`), and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME]
-key` (`HEADGATE_PROJECT_KEY_NAME` for a project's). What the file says goes before it. `HEADGATE_ENGINE_URLS` names engines
+should hold, may stand in the environment instead (`environment.py`), and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME]
+key` (`HEADGATE_PROJECT_KEY_NAME` for a project's). The file takes precedence. `HEADGATE_ENGINE_URLS` names engines
 that run already: those of a supervisor (`gateway/workers.py`), or of compose.yaml.
 """
 
@@ -51,6 +52,7 @@ from gateway.config.environment import filled
 from headgate.configuration import (
     Unreadable,
     complaints,
+    own_tables,
     read_toml,
 )
 
@@ -145,7 +147,7 @@ class Settings(Section):
     def load(cls, path: Path, only: tuple[str, ...] = ()) -> Settings:
         """Read a TOML file, or only some of its sections. Raise ConfigError."""
         try:
-            values = read_toml(path)
+            values = own_tables(read_toml(path), "gateway")
         except Unreadable as error:
             raise ConfigError(str(error)) from error
         if only:
@@ -154,7 +156,7 @@ class Settings(Section):
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "settings", environment: bool = True) -> Settings:
-        """Check values as they come from TOML; the environment fills in what they lack, if it is asked. Raise ConfigError."""
+        """Check values as they come from TOML; with `environment`, its variables supply missing keys. Raise ConfigError."""
         try:
             values = filled(values) if environment else values
         except ValueError as error:

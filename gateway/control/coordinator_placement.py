@@ -20,7 +20,7 @@ from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
 from headgate.errors import EngineError
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import EngineSeen, Fitted, Others, Seen
+from scheduler.program.calls import EngineLoad, PeerLoad, Snapshot, SpeedFitted
 
 _LOOK_S = 2.0
 """The time that an engine may take to report its state."""
@@ -35,7 +35,7 @@ class ControlPlacement(ProgramPlacer):
         """Make it before the host starts."""
         super().__init__(host, host.program.placements[model], model, pool)
         self._peers = peers
-        self._others = Others(1)
+        self._peer_load = PeerLoad(1)
         self.fits = SpeedModels(prior)
         """The fitted speed of the engines."""
 
@@ -64,27 +64,27 @@ class ControlPlacement(ProgramPlacer):
         )
         if not self._host.running:
             self._peers.send_table(self._model, None)
-        others, before = self._peers.others(self._model), self._others
-        if others.processes > 1 or before.processes > 1:
-            self._others = others
-            self._host.inject(self.reactor.others, others)
-        self._host.inject(self.reactor.seen, Seen(snapshot), now=True)
+        peer_load, before = self._peers.peer_load(self._model), self._peer_load
+        if peer_load.processes > 1 or before.processes > 1:
+            self._peer_load = peer_load
+            self._host.inject(self.reactor.peer_load, peer_load)
+        self._host.inject(self.reactor.snapshot, Snapshot(snapshot), now=True)
         for name, model in self.fits.changed():
-            self._host.inject(self.reactor.fitted, Fitted(name, model.k1, model.k2, model.k3, model.k4))
+            self._host.inject(self.reactor.fitted, SpeedFitted(name, model.k1, model.k2, model.k3, model.k4))
         self.fits.forget(self._pool.slots)
         self._peers.send_table(self._model, Table(snapshot, self.reactor.decided(), self.fits.models()))
 
-    def _engine_load(self, slot: Slot, load: Load | None) -> EngineSeen:
+    def _engine_load(self, slot: Slot, load: Load | None) -> EngineLoad:
         """Combine both sides of an engine's load: gateways know best how many requests are inside, the engine which of
         them wait and what they hold."""
         inside = slot.streams + self._peers.count_runs(self._model, slot.name)[0]
         kv = sum(run.call.length for run in slot.runs.values())
         if load is None:
-            return EngineSeen(slot.name, inside, 0, kv, 0.0)
+            return EngineLoad(slot.name, inside, 0, kv, 0.0)
         waiting = min(load.waiting, inside)
         now = asyncio.get_running_loop().time()
         rate = self.fits.observe(slot.name, slot.generation, now, inside - waiting, max(kv, load.kv), load)
-        return EngineSeen(slot.name, inside - waiting, waiting, max(kv, load.kv), rate)
+        return EngineLoad(slot.name, inside - waiting, waiting, max(kv, load.kv), rate)
 
     def describe(self) -> Mapping[str, dict[str, Any]]:
         """Return the fitted speed of each engine, by name."""
@@ -92,7 +92,7 @@ class ControlPlacement(ProgramPlacer):
 
 
 async def _load(slot: Slot) -> Load | None:
-    """None: the engine does not say."""
+    """None: the engine does not report it."""
     if slot.engine is None:
         return None
     try:

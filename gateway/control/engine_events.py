@@ -1,4 +1,4 @@
-"""Tells those who watch what engines and nodes do: a duty of the coordinator, which knows the states of all of them.
+"""Publishes what engines and nodes do as events. Runs in the coordinator, which knows all their states.
 
 States that last less than the duty's interval may go untold: `version.live` has the steps of an update with their seconds.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NotRequired, TypedDict
 
-from gateway.control.nodes import Node
+from gateway.control.nodes import ManagedNode
 from gateway.generation.slot import Slot
 from gateway.store.database import Database
 from gateway.store.events import Event, insert_events
@@ -32,7 +32,7 @@ class EngineEvents:
     """Turns changes of the engines' states into events; keeps the states that were stored last."""
 
     def __init__(
-        self, database: Database, engines: Mapping[str, Mapping[str, Slot]], nodes: Mapping[str, Node]
+        self, database: Database, engines: Mapping[str, Mapping[str, Slot]], nodes: Mapping[str, ManagedNode]
     ) -> None:
         """`engines`: by model and name; `nodes`: by name; both are read each time."""
         self._nodes = nodes

@@ -27,7 +27,16 @@ from headgate.errors import (
 )
 from headgate.processes.child import LocalProcess
 from scheduler.program import ControlProgram
-from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed
+from scheduler.program.events import (
+    Added,
+    EngineLost,
+    Published,
+    Removed,
+    Started,
+    StepCommand,
+    StepResult,
+    UpdateResult,
+)
 from scheduler.program.nodes import Hosted, Wanted
 from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
 
@@ -44,8 +53,8 @@ _FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 class UpdateListener(Protocol):
     """What records the outcome of a model's updates."""
 
-    def ended_late(self, ended: Ended) -> None:
-        """An engine runs a version after all whose update had failed, or the version is found to be bad."""
+    def ended_late(self, ended: UpdateResult) -> None:
+        """Handle a version whose update had failed and that an engine runs after all, or that is found to be bad."""
         ...
 
 
@@ -56,7 +65,7 @@ class ModelEngines:
     pool: EnginePool
     steps: EngineSteps
     settings: EngineSettings
-    ended: dict[int, asyncio.Future[Ended]] = field(default_factory=dict)
+    ended: dict[int, asyncio.Future[UpdateResult]] = field(default_factory=dict)
     late_ends: UpdateListener | None = None
     tasks: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
     """The present step of each engine, and earlier ones that were cancelled and have not ended."""
@@ -121,7 +130,7 @@ class ControlHost:
         self._runtime.observe(port, lambda _tag, value: callback(value))
 
     def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
-        """Injects an event. `now`: the decisions about it have been observed when this returns.
+        """Inject an event. `now`: the decisions about it have been observed when this returns.
 
         Raise Unavailable if the program has stopped.
         """
@@ -160,9 +169,9 @@ class ControlHost:
 
     def begin(self, model: str, version: int) -> None:
         """Begin with the newest live version of a model, at the gateway's start."""
-        self._runtime.inject(self.program.fleets[model].begun, Begun(version))
-        self._runtime.inject(self.program.updates[model].begun, Begun(version))
-        self._runtime.inject(self.program.placements[model].begun, Begun(version))
+        self._runtime.inject(self.program.fleets[model].started, Started(version))
+        self._runtime.inject(self.program.updates[model].started, Started(version))
+        self._runtime.inject(self.program.placements[model].started, Started(version))
 
     def add(self, model: str, slot: Slot) -> None:
         """Add an engine."""
@@ -180,12 +189,12 @@ class ControlHost:
         """Have an engine sleep until a person resumes it, whatever else is decided about it."""
         slot = self.models[model].pool.slots[engine]
         reason = "a person has paused it" if paused else "a person has resumed it"
-        self.inject(self.program.fleets[model].asked, Wanted(engine, awake=not paused, reason=reason))
+        self.inject(self.program.fleets[model].requested, Wanted(engine, awake=not paused, reason=reason))
         slot.set_paused(paused)
 
-    def publish(self, model: str, version: int) -> asyncio.Future[Ended]:
+    def publish(self, model: str, version: int) -> asyncio.Future[UpdateResult]:
         """Update every engine of a model to `version`, which its steps know; the future is done when the update has ended."""
-        ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[UpdateResult] = asyncio.get_running_loop().create_future()
         self.models[model].ended[version] = ended
         self._runtime.inject(self.program.updates[model].published, Published(version))
         return ended
@@ -198,7 +207,7 @@ class ControlHost:
             slot.fail(reason)
             self.models[model].pool.notify()
             self._peers.send_slot(model, slot)
-            self._runtime.inject(self.program.fleets[model].lost, Lost(engine, reason))
+            self._runtime.inject(self.program.fleets[model].lost, EngineLost(engine, reason))
 
     async def tend(self) -> None:
         """Report engines that have gone silent."""
@@ -250,14 +259,14 @@ class ControlHost:
     # Decisions
 
     def _on_commands(self, name: str) -> Callable[[Tag, Any], None]:
-        def act(_tag: Tag, commands: tuple[Do, ...]) -> None:
+        def act(_tag: Tag, commands: tuple[StepCommand, ...]) -> None:
             for do in commands:
                 self._act(name, do)
 
         return act
 
     def _on_ended(self, name: str) -> Callable[[Tag, Any], None]:
-        def settle(_tag: Tag, ended: Ended) -> None:
+        def settle(_tag: Tag, ended: UpdateResult) -> None:
             future = self.models[name].ended.pop(ended.version, None)
             if future is not None and not future.done():
                 future.set_result(ended)
@@ -266,7 +275,7 @@ class ControlHost:
 
         return settle
 
-    def _act(self, name: str, do: Do) -> None:
+    def _act(self, name: str, do: StepCommand) -> None:
         model = self.models[name]
         log.info("%s: %s (version %d): %s", do.engine, do.step, do.version, do.reason)
         if do.step in ("quarantine", "stop"):
@@ -292,7 +301,7 @@ class ControlHost:
         return running
 
     def _forget(self, name: str, engine: str) -> None:
-        """An engine that was removed is stopped, or cannot be."""
+        """Record that a removed engine is stopped, or cannot be."""
         model = self.models[name]
         if engine in model.removed:
             model.removed.discard(engine)
@@ -300,7 +309,7 @@ class ControlHost:
             model.pool.notify()
             self._peers.remove_engine(name, engine)
 
-    async def _run(self, name: str, do: Do, before: set[asyncio.Task[None]]) -> None:
+    async def _run(self, name: str, do: StepCommand, before: set[asyncio.Task[None]]) -> None:
         if before:
             await asyncio.wait(before)
         model = self.models[name]
@@ -321,7 +330,9 @@ class ControlHost:
             model.watchers[do.engine] = asyncio.create_task(watch, name=f"watch-{do.engine}")
         pinned = model.steps.runs(slot)[1] if slot is not None and do.step == "hold" else 0
         reactor = self.program.fleets[name] if do.step in _FLEET_STEPS else self.program.updates[name]
-        self._runtime.inject(reactor.done, Done(do.engine, do.step, do.version, ok, detail, pinned, excused))
+        self._runtime.inject(
+            reactor.step_result, StepResult(do.engine, do.step, do.version, ok, detail, pinned, excused)
+        )
 
 
 def program_settings(settings: Settings, model: str) -> dict[str, Any]:
@@ -339,7 +350,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
             "insist": engine.launch == "external" and settings.cluster.url is not None,
         },
         "update": {
-            "mode": "beside" if engine.transport == "lora" else update.mode,
+            "mode": "adapter" if engine.transport == "lora" else update.mode,
             "order": update.order,
             "hold_s": update.pause_timeout_s,
             "load_s": update.load_s,

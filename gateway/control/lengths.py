@@ -69,7 +69,7 @@ class Lengths:
         self._models = {name: _Model(settings, self._submit) for name in models}
 
     async def close(self) -> None:
-        """Finishes what was begun; calls that end later teach nothing."""
+        """Finish what was begun; calls that end later teach nothing."""
         self._closed = True
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
@@ -101,7 +101,7 @@ class Lengths:
         return self._models[model].describe() if model in self._models else None
 
     async def warm_up(self, database: Database) -> None:
-        """Learns from the newest calls in the store, for `_WARM_S` seconds at most."""
+        """Learn from the newest calls in the store, for `_WARM_S` seconds at most."""
         ends = time.monotonic() + _WARM_S
         for name, model in self._models.items():
             try:
@@ -151,7 +151,7 @@ class _Model:
         self._newest: deque[tuple[Prediction, int]] = deque(maxlen=_WINDOW)
 
     def end(self, features: Features, prediction: Prediction, length: int) -> None:
-        """Learns from a call that has ended."""
+        """Learn from a call that has ended."""
         self.ranker.learn(features, length)
         if prediction.known:
             self._newest.append((prediction, length))
@@ -188,7 +188,7 @@ def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -
 
 
 def _learn(ranker: Ranker, past: Sequence[Past], ends: float) -> int:
-    """Teaches the ranker until the time is up; returns the number of calls learned."""
+    """Teach the ranker until the time is up; return the number of calls learned."""
     for i, (features, length) in enumerate(past):
         if time.monotonic() > ends:
             return i

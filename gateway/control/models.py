@@ -80,7 +80,7 @@ class Models:
     def resolve(self, name: str, own: str) -> ServedModel | Upstream:
         """Resolve `name`, requested in an episode of the model `own`. Raise NotFound.
 
-        Unknown names resolve to the episode's model, unless an alias says otherwise. The name of a model outside the episode's
+        Unknown names resolve to the episode's model, unless an alias redirects them. The name of a model outside the episode's
         reach counts as unknown, so that no key reveals that such a model exists.
         """
         known = (self._names.get(name), self._names.get("*"))
@@ -112,7 +112,6 @@ class CoordinatorModels:
 
     @property
     def trained(self) -> list[TrainedModel]:
-        """The models with a trainer."""
         return [model for model in self if isinstance(model, TrainedModel)]
 
     def one(self, name: str | None, reach: Reach | None = None) -> LocalModel:

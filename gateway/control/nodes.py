@@ -1,6 +1,6 @@
 """The state of nodes in the gateway: their tags, who uses them, and how long they spent in each role.
 
-Tells the control program about nodes, and how full the batches are: once a second, and when a batch is complete or a trainer
+Reports nodes and the fill of batches to the control program: once a second, and when a batch is complete or a trainer
 waits for the next one. The program decides which node is lent (`scheduler.program.lending`). Owns the trainers' claims, and the
 seconds by role since this process became the coordinator. Nodes (and engines) that were added by the admin API are known until
 this process ends.
@@ -28,7 +28,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(slots=True)
-class Node:
+class ManagedNode:
     """A node, its role and its holder."""
 
     name: str
@@ -51,7 +51,7 @@ class Node:
             self.holder = ""
 
     def spent(self) -> dict[Role, float]:
-        """Seconds by role, so far."""
+        """Return the seconds by role, so far."""
         return {
             role: s + (time.monotonic() - self.since if role == self.role else 0.0)
             for role, s in self.seconds.items()
@@ -103,7 +103,7 @@ class Nodes(LedgerListener):
         ledgers: Mapping[str, StoredLedger],
         peers: Peers,
     ) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, ManagedNode] = {}
         self.claim_s = settings.lending.claim_s
         self._settings = settings
         self._host = host
@@ -115,7 +115,7 @@ class Nodes(LedgerListener):
         host.observe(host.program.lending.roles, self._on_roles)
 
     def begin(self) -> None:
-        """The nodes of the configuration are there, and so are the batches."""
+        """Add the nodes of the configuration, and report the batches."""
         for model, ledger in self._ledgers.items():
             ledger.subscribe(self)
             self.batch_changed(model)
@@ -133,26 +133,26 @@ class Nodes(LedgerListener):
 
     # Nodes
 
-    def add(self, name: str, given: NodeSettings) -> Node:
+    def add(self, name: str, given: NodeSettings) -> ManagedNode:
         """Add a node, or change the tags and description of a known one, whose engines stay."""
         node = self.nodes.get(name)
         if node is None:
-            node = self.nodes[name] = Node(name, given)
+            node = self.nodes[name] = ManagedNode(name, given)
         node.given = given
-        self._tell(self._host.program.lending.added, NodeAdded(name, given.tags, given.zone))
+        self._send(self._host.program.lending.added, NodeAdded(name, given.tags, given.zone))
         return node
 
-    def remove(self, name: str) -> Node:
+    def remove(self, name: str) -> ManagedNode:
         """Remove a node: drains and stop its engines. Raise NotFound."""
         node = self.one(name)
         for model, slot in self.engines(name):
             self._host.remove(model, slot.name)
         del self.nodes[name]
-        self._tell(self._host.program.lending.removed, NodeRemoved(name))
+        self._send(self._host.program.lending.removed, NodeRemoved(name))
         self._notify()
         return node
 
-    def one(self, name: str) -> Node:
+    def one(self, name: str) -> ManagedNode:
         """Return a node. Raise NotFound."""
         if (node := self.nodes.get(name)) is None:
             raise NotFound(f"no node {name!r}", code="no_node")
@@ -170,22 +170,22 @@ class Nodes(LedgerListener):
 
     # Trainers
 
-    async def claim(self, name: str, model: str, wait_s: float) -> Node:
-        """Claims a node for a trainer, or renews its claim; waits up to `wait_s` until the trainer has the node.
+    async def claim(self, name: str, model: str, wait_s: float) -> ManagedNode:
+        """Claim a node for a trainer, or renew its claim; wait up to `wait_s` until the trainer has the node.
 
-        Raise NotFound, also if the node is removed meanwhile, and Conflict if it is not for trainers or another trainer has it.
+        Raise NotFound, also for a node that is being removed, and Conflict if it is not for trainers or another trainer has it.
         """
         node = self._trainers(name, model)
         node.holder = model
-        self._tell(self._host.program.lending.claimed, Claimed(name, model))
+        self._send(self._host.program.lending.claimed, Claimed(name, model))
         await self._until(lambda: node.role == "train" or self.nodes.get(name) is not node, wait_s)
         self.one(name)
         return node
 
     def release(
         self, name: str, model: str, busy_s: float = 0.0, load_s: float = 0.0, rest_s: float = 0.0
-    ) -> Node:
-        """Offers a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch, for which its
+    ) -> ManagedNode:
+        """Offer a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch, for which its
         weights had taken `load_s` to come back to the node, and was busy for `rest_s` with the rest of it.
 
         Raise NotFound and Conflict, as `claim`.
@@ -194,10 +194,10 @@ class Nodes(LedgerListener):
         node.holder = ""
         if busy_s and (ledger := self._ledgers.get(model)) is not None:
             self.batches[model] = TrainedBatch(ledger.trained, busy_s, load_s, rest_s)
-        self._tell(self._host.program.lending.released, Released(name, model, busy_s, load_s))
+        self._send(self._host.program.lending.released, Released(name, model, busy_s, load_s))
         return node
 
-    def _trainers(self, name: str, model: str) -> Node:
+    def _trainers(self, name: str, model: str) -> ManagedNode:
         node = self.one(name)
         if "train" not in node.given.tags:
             message = f"the node {name!r} lacks the tag 'train' (its tags: {', '.join(node.given.tags)})"
@@ -218,7 +218,7 @@ class Nodes(LedgerListener):
     def batch_changed(self, model: str) -> None:
         """Report how full the batch is immediately, and not with the next second."""
         if self._host.running:  # the ledger goes on when the program has ended
-            self._tell(self._host.program.lending.filling, self._filling(model))
+            self._send(self._host.program.lending.filling, self._filling(model))
 
     def _filling(self, model: str) -> Filling:
         pool = self._host.models[model].pool
@@ -233,7 +233,7 @@ class Nodes(LedgerListener):
         elsewhere = sum(self._peers.count_runs(model, slot)[0] for slot in pool.slots)
         return len(pool.calls) + elsewhere + self._peers.count_waiting(model)
 
-    def _tell(self, action: Any, value: Any) -> None:
+    def _send(self, action: Any, value: Any) -> None:
         self._host.inject(action, value, now=True)
 
     def _on_roles(self, decided: tuple[RoleIs, ...]) -> None:
@@ -254,7 +254,7 @@ class Nodes(LedgerListener):
         except TimeoutError:
             return
 
-    def describe(self, node: Node) -> NodeDescription:
+    def describe(self, node: ManagedNode) -> NodeDescription:
         """Describe a node for the admin API."""
         given = node.given
         return {

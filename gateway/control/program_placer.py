@@ -3,9 +3,9 @@
 All calls that begin or end within one turn of the event loop are sent together at the end of that turn; ends for which no call
 waits are sent with the next calls, or a moment later. A call that was given an engine continues immediately, or when its turn
 comes if it had to wait. Owns the open requests, and the slot states that the reactor knows. Invariants:
-- a call is sent as `Arrived` only with or after everything before it that was `Left`;
+- a call is sent as `Arrived` only with or after everything before it that was `CallDeparted`;
 - while a call waits for an engine, an end is sent in the turn in which it happens;
-- the reactor counts an engine as open exactly while its slot is open; a call that was sent to an engine which closed meanwhile
+- the reactor counts an engine as open exactly while its slot is open; a call that was sent to an engine that has closed
   requests another one.
 """
 
@@ -20,7 +20,7 @@ from gateway.generation.call import Call
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot_placer import PlacementRequest
 from headgate.errors import GatewayError, Unavailable
-from scheduler.program.calls import Arrived, Closed, Demand, Left, Move, Opened, Placed
+from scheduler.program.calls import Arrived, CallDeparted, Closed, Demand, Move, Opened, Placed
 from scheduler.program.placement import Placement
 from scheduler.reactor import Output, PhysicalAction
 
@@ -64,7 +64,7 @@ class ProgramPlacer:
         """Calls that need an engine, since the last turn."""
         self._waiting: dict[str, PlacementRequest] = {}
         """Calls that the program knows and has not placed yet."""
-        self._left: list[Left] = []
+        self._left: list[CallDeparted] = []
         self._scheduled = False
         self._later: asyncio.TimerHandle | None = None
         """Sends the calls that have left, if no other call comes before."""
@@ -89,11 +89,11 @@ class ProgramPlacer:
             self._withdraw(call)
 
     def _withdraw(self, call: Call) -> None:
-        self._left.append(Left(call.call_id, call.length))
+        self._left.append(CallDeparted(call.call_id, call.length))
         self._schedule_flush()
 
     def left(self, call: Call) -> None:
-        self._left.append(Left(call.call_id, call.length))
+        self._left.append(CallDeparted(call.call_id, call.length))
         if self._waiting:
             self._schedule_flush()
         elif self._later is None:

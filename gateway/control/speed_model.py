@@ -1,6 +1,6 @@
 """Fits the engines' speed: the coefficients of `scheduler.policies.throughput`, from the engines' own counters.
 
-Each engine is looked at once a second. A sample is what its counters say of the steps between two looks: the calls of a step, its
+The counters of each engine are read once a second. A sample is the difference of two readings: the calls of a step, its
 seconds and the tokens of prompts that were computed in it.
 
     step = k1 * kv + max(k2, k3 * n) + k4 + prefill * p    (seconds; n calls, kv tokens in the cache, p tokens of prompts)
@@ -65,7 +65,7 @@ class Fitting:
 
 
 def fit(samples: Sequence[Sample], prior: EngineModel) -> Fitting:
-    """The coefficients that explain the samples best. Raise ValueError without samples."""
+    """Return the coefficients that fit the samples best. Raise ValueError without samples."""
     if not samples:
         raise ValueError("there are no samples to fit coefficients to")
     running, kv, step, prompts = np.array([[s.running, s.kv, s.step_s, s.prompts] for s in samples]).T
@@ -83,8 +83,8 @@ def fit(samples: Sequence[Sample], prior: EngineModel) -> Fitting:
 def _at_bend(
     running: Array, kv: Array, step: Array, prompts: Array, bend: float, prior: EngineModel
 ) -> tuple[float, EngineModel, float]:
-    """The best coefficients whose batch is flat up to `bend` calls: their cost, the model, and a prompt's token."""
-    flat = bend == float("inf")  # the samples say nothing about k3
+    """Return the best coefficients whose batch is flat up to `bend` calls: their cost, the model, and a prompt's token."""
+    flat = bend == float("inf")  # the samples do not determine k3
     fixed, of_prompts, of_cache = np.ones_like(kv), (prompts, prior.k3), (kv, prior.k1)
     if flat:
         parts = [of_cache, of_prompts, (fixed, prior.k2 + prior.k4)]
@@ -192,7 +192,7 @@ class SpeedModels:
         self._changed: set[str] = set()
 
     def observe(self, name: str, generation: int, now: float, running: int, kv: int, load: Load) -> float:
-        """Take an engine's report, and how many calls run in it with how many tokens; returns its tokens per second since the
+        """Take an engine's report, and how many calls run in it with how many tokens; return its tokens per second since the
         last one.
 
         The steps since a look count as a sample once they are enough, if about the same number of calls ran all the time.
@@ -217,18 +217,18 @@ class SpeedModels:
         return tokens / seconds if seconds > 0 else 0.0
 
     def changed(self) -> list[tuple[str, EngineModel]]:
-        """The engines whose coefficients were fitted since the last time."""
+        """Return the engines whose coefficients were fitted since the last time."""
         names, self._changed = sorted(self._changed), set()
         found = ((name, self._engines[name].fitting) for name in names if name in self._engines)
         return [(name, fitting.model) for name, fitting in found if fitting is not None]
 
     def models(self) -> dict[str, EngineModel]:
-        """The coefficients of engines that have been fitted."""
+        """Return the coefficients of fitted engines."""
         return {name: one.fitting.model for name, one in self._engines.items() if one.fitting is not None}
 
-    def forget(self, there: Container[str]) -> None:
-        """Engines that are gone are forgotten."""
-        for name in [name for name in self._engines if name not in there]:
+    def forget(self, present: Container[str]) -> None:
+        """Forget the engines that are not `present`."""
+        for name in [name for name in self._engines if name not in present]:
             del self._engines[name]
 
     def describe(self) -> dict[str, dict[str, Any]]:

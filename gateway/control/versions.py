@@ -39,7 +39,7 @@ from headgate.errors import (
 from headgate.weights.manifest import MANIFEST
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish
-from scheduler.program.events import Ended
+from scheduler.program.events import UpdateResult
 
 _SETTLED = ("open", "asleep")
 log = logging.getLogger(__name__)
@@ -59,12 +59,12 @@ class VersionRecords:
         self._database = database
 
     async def newest(self) -> int:
-        """The greatest number that was ever published, live or not."""
+        """Return the greatest number that was ever published, live or not."""
         row = await self._database.read(lambda c: statements.newest_version(c, self.model))
         return row["version"] if row is not None else self.current.version
 
     async def bad(self) -> dict[int, str]:
-        """The versions that no engine may run, and why."""
+        """Return the versions that no engine may run, and why."""
         return await self._database.read(lambda c: statements.bad_versions(c, self.model))
 
     async def version(self, number: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Versions(VersionRecords):
     ) -> None:
         super().__init__(model, path, database)
         self._base = path
-        """The first version's checkpoint, which says which tensors there are."""
+        """The first version's checkpoint, which defines the tensors."""
         self.bad_ones: set[int] = set()
         """The versions that no engine may run."""
         self._host = host
@@ -107,7 +107,7 @@ class Versions(VersionRecords):
         host.set_update_listener(model, self)
 
     async def start(self, settings: EngineSettings, *, wait: bool, on_nodes: Iterable[Slot] = ()) -> None:
-        """Start the engines with the newest live version. `wait`: until all are open or asleep; raises EngineError if one cannot
+        """Start the engines with the newest live version. `wait`: until all are open or asleep; raise EngineError if one cannot
         be. `on_nodes`: the engines that live on nodes, in addition to the others.
 
         Takes over the engines that this process knows already because it was a follower.
@@ -171,7 +171,7 @@ class Versions(VersionRecords):
     async def publish(
         self, version: int, path: Path | None, wait_s: float, source: str = ""
     ) -> dict[str, Any]:
-        """Check version `version` in `path`, and update the engines to it; waits up to `wait_s` for the end of the update.
+        """Check version `version` in `path`, and update the engines to it; wait up to `wait_s` for the end of the update.
 
         `source`: in place of `path`, the server to fetch it from.
 
@@ -199,7 +199,7 @@ class Versions(VersionRecords):
         return row["state"] == "live" or bool(row["bad"]) or version in self._updates
 
     async def _offered(self, version: int, path: Path, source: str) -> None:
-        """Verify a version and begins its update. Requests for the same one share this, and it goes on if one goes away."""
+        """Verify a version and begin its update. Requests for the same one share this, and it continues if one is cancelled."""
         task = self._offers.get((version, path))
         if task is None:
             task = asyncio.create_task(
@@ -277,7 +277,7 @@ class Versions(VersionRecords):
             log.error("version %d of %s is not live: %s", number, self.model, self._engines.pool.states())
         await self._set_failed(number, report, ended.bad)
 
-    def ended_late(self, ended: Ended) -> None:
+    def ended_late(self, ended: UpdateResult) -> None:
         """Record that a version which had failed is live after all, or bad: an engine that was given up has returned."""
         number = ended.version
         if number not in self._late_ends:
@@ -285,7 +285,7 @@ class Versions(VersionRecords):
             self._late_ends[number] = task
             task.add_done_callback(partial(self._on_done, self._late_ends, number))
 
-    async def _end_late(self, ended: Ended) -> None:
+    async def _end_late(self, ended: UpdateResult) -> None:
         number = ended.version
         if running := self._updates.get(number):
             await asyncio.wait({running})

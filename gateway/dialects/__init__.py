@@ -1,1 +1,1 @@
-"""The APIs that agents speak. Each turns its requests into one `request.GenerationRequest`, and replies into its own form."""
+"""The APIs that agents use. Each turns its requests into one `request.GenerationRequest`, and replies into its own form."""

@@ -24,7 +24,7 @@ from gateway.dialects.request import (
     check_messages,
     check_results,
     check_tools,
-    take_out,
+    drop_unsupported,
     unsupported,
 )
 from gateway.generation.reply import (
@@ -95,8 +95,8 @@ class ChatRequest(EngineFields, ThinkingFields):
     @property
     def usage_streamed(self) -> bool:
         """True if a stream ends with the usage; a whole answer always has it."""
-        asked = self.stream_options is not None and self.stream_options.include_usage
-        return asked or (self.usage is not None and self.usage.include)
+        in_options = self.stream_options is not None and self.stream_options.include_usage
+        return in_options or (self.usage is not None and self.usage.include)
 
 
 _ONLY_TEXT = "this model writes text: leave it out"
@@ -115,7 +115,7 @@ _NOT_RECORDED = {"messages", "tools"}
 
 def parse(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> tuple[ChatRequest, GenerationRequest]:
     """Return a request's body. Raise BadRequest that names what is wrong or not supported."""
-    take_out(values, _UNSUPPORTED)
+    drop_unsupported(values, _UNSUPPORTED)
     try:
         request = ChatRequest.model_validate(values)
     except ValidationError as error:
@@ -168,19 +168,19 @@ def _generation_request(request: ChatRequest, values: dict[str, Any]) -> Generat
     )
 
 
-def tool_choice(asked: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> str:
+def tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> str:
     """Return the choice in `GenerationRequest`'s form. Raise BadRequest if a tool that must be called is not there."""
-    if asked is None:
+    if choice is None:
         return "auto"
-    if isinstance(asked, str):
-        if asked == "required" and not tools:
+    if isinstance(choice, str):
+        if choice == "required" and not tools:
             raise BadRequest("tool_choice 'required' needs tools", code="invalid_value", param="tool_choice")
-        return asked
-    function = asked.get("function")
-    name = function.get("name") if asked.get("type") == "function" and isinstance(function, dict) else None
+        return choice
+    function = choice.get("function")
+    name = function.get("name") if choice.get("type") == "function" and isinstance(function, dict) else None
     if name is None:
         instead = (
-            "say 'auto', 'none', 'required' or a named function; to allow some tools alone, send no others"
+            "send 'auto', 'none', 'required' or a named function; to allow only some tools, send only those"
         )
         raise unsupported("tool_choice", "this choice", instead)
     if name not in [tool["function"]["name"] for tool in tools]:
@@ -212,7 +212,7 @@ class ChatAnswer:
         logged: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
             for index, delivery in news if self._request.logprobs else ():
-                logged[index] += self._entries(self._aligners[index].take(delivery))
+                logged[index] += self._entries(self._aligners[index].add(delivery))
         for index, aligner in enumerate(self._aligners):
             logged[index] += self._entries(aligner.end())
         choices = [self._choice(i, reply, logged[i]) for i, reply in enumerate(self._choices.replies)]
@@ -244,7 +244,7 @@ class ChatAnswer:
                 b"%b%b%d%b%b%b" % (self._head, _BEFORE_INDEX, index, _BEFORE_TEXT, text, _AFTER_TEXT)
             )
             return b"".join(events)
-        logprobs = self._entries(self._aligners[index].take(delivery)) if self._request.logprobs else None
+        logprobs = self._entries(self._aligners[index].add(delivery)) if self._request.logprobs else None
         for delta in self._deltas(index, delivery) or ([{}] if logprobs else []):
             events.append(self._event(index, delta, logprobs))
             logprobs = None

@@ -1,6 +1,6 @@
 """Legacy completions, as OpenAI's API has them: prompts as text or as token ids, and answers as they are sampled.
 
-A prompt is no conversation: nothing is rendered, and of a reply nothing is taken out (marks of thinking and of tool calls are
+A prompt is not a conversation: nothing is rendered, and nothing is removed from a reply (marks of thinking and of tool calls are
 text here). So a prompt and its reply, sent back together, go on where that reply ended.
 """
 
@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, stream_end, usage_of
 from gateway.dialects.extensions import EXTENSIONS, EngineFields
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
-from gateway.dialects.request import GenerationRequest, LogitBias, take_out, unsupported
+from gateway.dialects.request import GenerationRequest, LogitBias, drop_unsupported, unsupported
 from gateway.generation.reply import (
     Choices,
     Delivery,
@@ -63,15 +63,15 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
     """Return a request's body. Raise BadRequest that names what is wrong or not supported."""
     prompts = _prompts(values.get("prompt"))
     if values.get("suffix"):
-        instead = "this model only continues a text: say what follows the gap in the prompt"
+        instead = "this model only continues a text: describe what follows the gap in the prompt"
         raise unsupported("suffix", "filling a gap", instead)
-    take_out(values, EXTENSIONS)
+    drop_unsupported(values, EXTENSIONS)
     try:  # skip validation: the prompts were checked already and may be long
         request = CompletionRequest.model_validate({**values, "prompt": ""})
     except ValidationError as error:
         raise validation_error(error.errors(), values) from error
     if request.best_of is not None and request.best_of != (request.n or 1):
-        raise unsupported("best_of", "sampling more than n", "ask for n replies and choose among them")
+        raise unsupported("best_of", "sampling more than n", "request n replies and choose among them")
     if request.echo and request.logprobs is not None:
         instead = (
             "a prompt's are not known: leave out `logprobs`, or put the prompt before the reply yourself"
@@ -79,11 +79,11 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
         raise unsupported("echo", "echo with log-probabilities", instead)
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
-    asked = _generation_request(request, prompts, values)
-    if asked.choices > MAX_REPLIES:
-        message = f"prompt: {asked.choices} replies in one request are more than {MAX_REPLIES}"
+    generation = _generation_request(request, prompts, values)
+    if generation.choices > MAX_REPLIES:
+        message = f"prompt: {generation.choices} replies in one request are more than {MAX_REPLIES}"
         raise BadRequest(message, code="invalid_value", param="prompt")
-    return request, asked
+    return request, generation
 
 
 def _prompts(given: Any) -> list[Prompt]:
@@ -140,13 +140,17 @@ class CompletionAnswer:
     """The replies to a request, in OpenAI's form, for one client."""
 
     def __init__(
-        self, choices: Choices, request: CompletionRequest, asked: GenerationRequest, renderer: ChatRenderer
+        self,
+        choices: Choices,
+        request: CompletionRequest,
+        generation: GenerationRequest,
+        renderer: ChatRenderer,
     ) -> None:
         self._choices = choices
         self._request = request
-        self._asked = asked
+        self._generation = generation
         self._renderer = renderer
-        self._aligners = [LogprobAligner(renderer) for _ in choices.replies] if asked.logprobs else []
+        self._aligners = [LogprobAligner(renderer) for _ in choices.replies] if generation.logprobs else []
         self._begun = [not request.echo] * len(choices.replies)
         first = choices.replies[0]
         self._whole_head = {
@@ -188,7 +192,7 @@ class CompletionAnswer:
         if not self._begun[index]:
             self._begun[index] = True
             text = self._echoed(index) + text
-        if not self._asked.logprobs:
+        if not self._generation.logprobs:
             return b"%b%b%d%b%b%b" % (
                 self._head,
                 _BEFORE_INDEX,
@@ -197,10 +201,10 @@ class CompletionAnswer:
                 orjson.dumps(text),
                 _END,
             )
-        return self._chunk(self._choice(index, text, self._aligners[index].take(delivery), None))
+        return self._chunk(self._choice(index, text, self._aligners[index].add(delivery), None))
 
     def _end(self, index: int, reply: Reply) -> bytes:
-        left = self._aligners[index].end() if self._asked.logprobs else []
+        left = self._aligners[index].end() if self._generation.logprobs else []
         return self._chunk(self._choice(index, "", left, reply.finish_reason))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
@@ -213,20 +217,20 @@ class CompletionAnswer:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _all_tokens(self, index: int, deliveries: Sequence[Delivery]) -> list[TokenLogprob]:
-        if not self._asked.logprobs:
+        if not self._generation.logprobs:
             return []
         aligner = self._aligners[index]
-        return [sampled for delivery in deliveries for sampled in aligner.take(delivery)] + aligner.end()
+        return [sampled for delivery in deliveries for sampled in aligner.add(delivery)] + aligner.end()
 
     def _echoed(self, index: int) -> str:
         """Return the text before a choice's own."""
         if not self._request.echo:
             return ""
-        prompt = self._asked.prompts[index // self._asked.n]
+        prompt = self._generation.prompts[index // self._generation.n]
         return prompt if isinstance(prompt, str) else self._renderer.decode(prompt)
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        most = self._asked.top_logprobs
+        most = self._generation.top_logprobs
         names = [self._named(sampled.token) for sampled in tokens]
         tops = [
             {**{self._named(i): x for i, x in sampled.others[:most]}, name: sampled.logprob}
@@ -243,7 +247,7 @@ class CompletionAnswer:
         return self._renderer.token_bytes(token).decode(errors="replace")
 
     def _usage(self) -> dict[str, Any]:
-        prompt = sum(reply.prompt_tokens for reply in self._choices.replies[:: self._asked.n])
+        prompt = sum(reply.prompt_tokens for reply in self._choices.replies[:: self._generation.n])
         return usage_of(prompt, self._choices.completion_tokens)
 
 

@@ -29,7 +29,7 @@ class EngineFields(Body):
 
     @property
     def content_form(self) -> ContentForm | None:
-        """The form that they ask for. Raise BadRequest."""
+        """The form that they request. Raise BadRequest."""
         return of_vllm({name: getattr(self, name) for name in _FORMS})
 
 
@@ -136,7 +136,7 @@ EXTENSIONS: Unsupported = {
     "models": (([],), _ROUTING),
     "plugins": (([],), "offer a tool, which your client runs"),
     "priority": ((0,), _ROUTING),
-    "prompt_logprobs": ((0,), "a prompt's are not known: ask for `logprobs` of the reply"),
+    "prompt_logprobs": ((0,), "a prompt's are not known: request `logprobs` of the reply"),
     "provider": (({},), _ROUTING),
     "request_id": ((), "leave it out: the answer's `id` names the call"),
     "return_token_ids": ((False,), _TOKENS),

@@ -11,7 +11,7 @@ from headgate.errors import BadRequest
 from headgate.json_depth import loads_strictly
 
 _OTHER_FORMS = (
-    "ask for 'text', 'json_object' or 'json_schema'; say any other form in a message and check the reply"
+    "send 'text', 'json_object' or 'json_schema'; describe any other form in a message and check the reply"
 )
 _KINDS = {"regex": "regex", "choice": "choice", "grammar": "ebnf"}
 """vLLM's names of forms that are not JSON."""
@@ -25,16 +25,16 @@ def any_object(param: str) -> ContentForm:
     return ContentForm("json", {"type": "object"}, param)
 
 
-def of_response_format(asked: Any, param: str = "response_format") -> ContentForm | None:
-    """Return the form that OpenAI's `response_format` asks for; None: free text. Raise BadRequest."""
-    kind = asked.get("type") if asked is not None else "text"
+def of_response_format(requested: Any, param: str = "response_format") -> ContentForm | None:
+    """Return the form that OpenAI's `response_format` requests; None: free text. Raise BadRequest."""
+    kind = requested.get("type") if requested is not None else "text"
     if kind == "text":
         return None
     if kind == "json_object":
         return any_object(param)
     if kind != "json_schema":
         raise unsupported(param, f"the type {kind!r}", _OTHER_FORMS)
-    wrapped = asked.get("json_schema")
+    wrapped = requested.get("json_schema")
     if not isinstance(wrapped, dict):
         raise _invalid("must be an object with a name and a schema", f"{param}.json_schema")
     return of_named_schema(wrapped, f"{param}.json_schema", param)
@@ -47,10 +47,10 @@ def of_named_schema(given: dict[str, Any], where: str, param: str) -> ContentFor
     return ContentForm("json", check_schema(given.get("schema"), f"{where}.schema"), param)
 
 
-def of_vllm(asked: dict[str, Any]) -> ContentForm | None:
-    """Return the form that vLLM's `structured_outputs` and `guided_*` name. `asked`: these fields. Raise BadRequest."""
-    found = [(f"guided_{kind}", kind, asked[f"guided_{kind}"]) for kind in _GUIDED]
-    given = asked["structured_outputs"]
+def of_vllm(requested: dict[str, Any]) -> ContentForm | None:
+    """Return the form that vLLM's `structured_outputs` and `guided_*` name. `requested`: these fields. Raise BadRequest."""
+    found = [(f"guided_{kind}", kind, requested[f"guided_{kind}"]) for kind in _GUIDED]
+    given = requested["structured_outputs"]
     for kind, value in (given or {}).items():
         if kind not in _FORMS and value is not None and value is not False:
             raise unsupported(f"structured_outputs.{kind}", "this option", f"use one of {', '.join(_FORMS)}")
@@ -63,7 +63,7 @@ def of_vllm(asked: dict[str, Any]) -> ContentForm | None:
         )
     if len(forms) > 1:
         first, second = (form.param for form in forms[:2])
-        raise BadRequest(f"{second}: {first} asks for a form already", code="invalid_value", param=second)
+        raise BadRequest(f"{second}: {first} requests a form already", code="invalid_value", param=second)
     return forms[0] if forms else None
 
 
@@ -85,7 +85,7 @@ def _form(param: str, kind: str, value: Any) -> ContentForm:
 
 
 def _read(value: Any, param: str) -> Any:
-    """A schema may be sent as JSON in a text."""
+    """Return a schema, which may be JSON in a text."""
     if not isinstance(value, str):
         return value
     try:
@@ -102,9 +102,9 @@ def check_choice(form: ContentForm | None, choice: str) -> None:
 
 
 def only_one(first: ContentForm | None, second: ContentForm | None) -> ContentForm | None:
-    """Return the form that is asked for. Raise BadRequest if both are."""
+    """Return the requested form. Raise BadRequest if both are."""
     if first is not None and second is not None:
-        raise _invalid(f"{first.param} asks for a form already", second.param)
+        raise _invalid(f"{first.param} requests a form already", second.param)
     return first or second
 
 

@@ -1,7 +1,7 @@
 """Images that clients send: data URLs, whose files are PNG, JPEG, GIF or WebP. Pure.
 
 A dialect leaves an image as a part of chat completions (`image_url` with a data URL); `Image.of` reads it. Nothing is decoded
-here but the size that the file's head tells.
+here; only the size is read from the file's header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 MOST_ASPECT = 200
 """The processors of the Qwen-VL family take no image that is longer than this times its width."""
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-"""The segments of a JPEG that tell its size."""
+"""The segments of a JPEG that hold its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Image:
 
     @classmethod
     def of(cls, url: str, where: str, most: int) -> Image:
-        """Read a data URL. Raise BadRequest that says what is wrong with it. `most`: bytes that a file may have."""
+        """Read a data URL. Raise BadRequest if it is not valid. `most`: bytes that a file may have."""
         head, _, text = url.partition(",")
         media_type, _, form = head.removeprefix("data:").partition(";")
         if form != "base64" or media_type not in TYPES:
@@ -82,7 +82,7 @@ def check_url(value: Any, where: str, detail: Any = None) -> str:
         )
     if detail not in (None, "auto", "high", "original"):
         raise BadRequest(
-            f"{where}: the detail {detail!r} is not supported here: the model's processor says how large an image is; leave it"
+            f"{where}: the detail {detail!r} is not supported here: the model's processor sets the size of an image; leave it"
             " out",
             code="unsupported_content",
             param=where,
@@ -91,7 +91,7 @@ def check_url(value: Any, where: str, detail: Any = None) -> str:
 
 
 def url_part(url: str, where: str) -> dict[str, Any]:
-    """The part of a message that has an image's data URL; `where`: its place in the request, for errors."""
+    """Return the part of a message that has an image's data URL; `where`: its place in the request, for errors."""
     return {"type": "image_url", "image_url": {"url": url}, "where": where}
 
 
@@ -106,7 +106,7 @@ def _size(data: bytes) -> tuple[int, int]:
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         size = _webp(data)
     else:
-        raise ValueError("it is no PNG, JPEG, GIF or WebP file")
+        raise ValueError("it is not a PNG, JPEG, GIF or WebP file")
     if min(size) < 1 or max(size) > MOST_ASPECT * min(size):
         raise ValueError(f"one side of {size[0]} x {size[1]} is longer than {MOST_ASPECT} times the other")
     return size
@@ -126,7 +126,7 @@ def _jpeg(data: bytes) -> tuple[int, int]:
             at += 2
         else:
             at += 2 + _big(data[at + 2 : at + 4])
-    raise ValueError("the JPEG file tells no size")
+    raise ValueError("the JPEG file has no size")
 
 
 def _webp(data: bytes) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def _webp(data: bytes) -> tuple[int, int]:
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     if kind == b"VP8 ":
         return _little(data[26:28]) & 0x3FFF, _little(data[28:30]) & 0x3FFF
-    raise ValueError("the WebP file tells no size")
+    raise ValueError("the WebP file has no size")
 
 
 def _big(data: bytes) -> int:

@@ -47,7 +47,7 @@ class _Group:
 
 
 class LogprobAligner:
-    """Follows one reply: call `take` with every delivery, in their order, and then `end`."""
+    """Follows one reply: call `add` with every delivery, in their order, and then `end`."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
@@ -64,7 +64,7 @@ class LogprobAligner:
         """The number of tool calls that were delivered and whose tokens were not met so far."""
         self._in_call = False
 
-    def take(self, delivery: Delivery) -> list[TokenLogprob]:
+    def add(self, delivery: Delivery) -> list[TokenLogprob]:
         """Add a delivery, and return the tokens whose bytes are known by now."""
         recorded = [_finite(x) for x in np.asarray(delivery.logprobs, np.float32).tolist()]
         top = [[(i, _finite(x)) for i, x in row] for row in delivery.top or [()] * len(recorded)]
@@ -85,7 +85,7 @@ class LogprobAligner:
         return self._ready(over=True)
 
     def _add(self, sampled: TokenLogprob) -> bool:
-        """Add a token; returns whether its bytes are known at once, as for nearly every token. Otherwise the token waits."""
+        """Add a token; return whether its bytes are known already, as for nearly every token. Otherwise the token waits."""
         if sampled.token in self._marks.control:
             self._end_run()
             self._waiting.append(_Group([sampled], self._renderer.decode([sampled.token]), mark=True))
@@ -153,7 +153,7 @@ class LogprobAligner:
         return b"".join(self._renderer.token_bytes(s.token) for s in group.tokens).decode(errors="replace")
 
     def _divide(self, group: _Group, given: str) -> None:
-        """Divides the bytes that a group gave among its tokens."""
+        """Divide the bytes that a group gave among its tokens."""
         for sampled in group.tokens:
             sampled.offset = self._offset
         self._offset += len(given)

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: what a request asks for.
+"""Anthropic's Messages API: the requests.
 
 Refused by name: what this model or this gateway cannot do. Accepted, because it changes no token of the reply here:
 `cache_control`, `metadata`, `service_tier`, `billing_policy`, `diagnostics`, `thinking.block_binding`, and a context edit that
@@ -24,7 +24,7 @@ from gateway.dialects.request import (
     check_results,
     check_tool_name,
     check_unique,
-    take_out,
+    drop_unsupported,
     unsupported,
 )
 from gateway.dialects.schemas import check_parameters, check_schema
@@ -56,7 +56,7 @@ class ToolChoice(Body):
 
 
 class TaskBudget(Body):
-    """`output_config.task_budget`: recorded; no template tells a model of it."""
+    """`output_config.task_budget`: recorded; no template shows it to a model."""
 
     type: Literal["tokens"]
     total: int = Field(ge=1)
@@ -127,17 +127,21 @@ def parse(
 ) -> tuple[MessagesRequest, GenerationRequest]:
     """Return a request's body. Raise BadRequest that names what is wrong or not supported."""
     request = _validated(MessagesRequest, values)
-    asked = _generation_request(request, images)
+    requested = _generation_request(request, images)
     _check_limits(request)
-    if asked.messages[-1]["role"] == "assistant":
-        instead = "end with the user's message, and say there how the reply shall begin"
+    if requested.messages[-1]["role"] == "assistant":
+        instead = "end with the user's message, and state there how the reply must begin"
         raise unsupported("messages", "a last message by the assistant", instead, "unsupported_content")
-    asked.stream = bool(request.stream)
-    asked.temperature, asked.top_p, asked.top_k = request.temperature, request.top_p, request.top_k or 0
-    asked.max_tokens, asked.max_tokens_may_exceed = request.max_tokens, True
-    asked.stop = tuple(request.stop_sequences or ())
-    asked.recorded = {name: value for name, value in values.items() if name not in _NOT_RECORDED}
-    return request, asked
+    requested.stream = bool(request.stream)
+    requested.temperature, requested.top_p, requested.top_k = (
+        request.temperature,
+        request.top_p,
+        request.top_k or 0,
+    )
+    requested.max_tokens, requested.max_tokens_may_exceed = request.max_tokens, True
+    requested.stop = tuple(request.stop_sequences or ())
+    requested.recorded = {name: value for name, value in values.items() if name not in _NOT_RECORDED}
+    return request, requested
 
 
 def parse_count(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> GenerationRequest:
@@ -147,7 +151,7 @@ def parse_count(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> Gen
 
 def _validated(form: type[R], values: dict[str, Any]) -> R:
     try:
-        take_out(values, _UNSUPPORTED)
+        drop_unsupported(values, _UNSUPPORTED)
         request = form.model_validate(values)
     except ValidationError as error:
         raise validation_error(error.errors(), values) from error
@@ -179,15 +183,15 @@ def _generation_request(request: CountRequest, images: ImageSupport) -> Generati
     )
 
 
-def _check_edits(asked: ContextManagement | None) -> None:
-    for i, edit in enumerate((asked.edits if asked else None) or ()):
+def _check_edits(requested: ContextManagement | None) -> None:
+    for i, edit in enumerate((requested.edits if requested else None) or ()):
         if edit.get("type") not in _HARMLESS_EDITS:
             instead = "edit the messages before you send them"
             raise unsupported(f"context_management.edits.{i}", f"the edit {edit.get('type')!r}", instead)
 
 
-def _check_thinking(asked: Thinking | None) -> None:
-    if asked is not None and (asked.budget_tokens is None) == (asked.type == "enabled"):
+def _check_thinking(requested: Thinking | None) -> None:
+    if requested is not None and (requested.budget_tokens is None) == (requested.type == "enabled"):
         message = "thinking.budget_tokens: goes with the type 'enabled', and with no other"
         raise BadRequest(message, code="invalid_value", param="thinking.budget_tokens")
 
@@ -217,7 +221,7 @@ _TOOL_KEYS = {
     "eager_input_streaming",
 }
 _OWN_TOOLS = "offer one with a name and an input_schema, which your client runs"
-_AT_ONCE = "offer all tools at once (Claude Code: ENABLE_TOOL_SEARCH=false)"
+_AT_ONCE = "offer all tools in the first request (Claude Code: ENABLE_TOOL_SEARCH=false)"
 _UNSUPPORTED: Unsupported = {
     "compaction": (
         (),
@@ -267,21 +271,21 @@ def _tool(tool: Any, where: str, names: set[str]) -> Tool:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(asked: ToolChoice | None, tools: list[Tool]) -> str:
-    if asked is None or asked.type in ("auto", "none"):
-        return asked.type if asked else "auto"
-    if asked.type == "any":
+def _tool_choice(requested: ToolChoice | None, tools: list[Tool]) -> str:
+    if requested is None or requested.type in ("auto", "none"):
+        return requested.type if requested else "auto"
+    if requested.type == "any":
         return tool_choice("required", tools)
-    return tool_choice({"type": "function", "function": {"name": asked.name or ""}}, tools)
+    return tool_choice({"type": "function", "function": {"name": requested.name or ""}}, tools)
 
 
 def _form(request: CountRequest) -> ContentForm | None:
-    asked = request.output_config.format if request.output_config else None
-    param = "output_config.format" if asked else "output_format"
-    asked = asked or request.output_format
-    if asked is None:
+    requested = request.output_config.format if request.output_config else None
+    param = "output_config.format" if requested else "output_format"
+    requested = requested or request.output_format
+    if requested is None:
         return None
-    if asked.get("type") != "json_schema" or not isinstance(asked.get("schema"), dict):
-        instead = "send a json_schema, or say the form in a message and check the reply"
-        raise unsupported(param, f"the format {asked.get('type')!r}", instead)
-    return ContentForm("json", check_schema(asked["schema"], f"{param}.schema"), param)
+    if requested.get("type") != "json_schema" or not isinstance(requested.get("schema"), dict):
+        instead = "send a json_schema, or describe the form in a message and check the reply"
+        raise unsupported(param, f"the format {requested.get('type')!r}", instead)
+    return ContentForm("json", check_schema(requested["schema"], f"{param}.schema"), param)

@@ -1,6 +1,6 @@
 """Anthropic's Messages API: a reply as its message, whole or as its events.
 
-Thinking that was not asked for is left out: clients that did not ask read the first block as the answer. Its tokens count, and
+Thinking that was not requested is left out: such clients read the first block as the answer. Its tokens count, and
 the record has them, so nothing is lost when the conversation goes on. A tool call is one block with all its input in one event,
 because a call is known only when it is whole. Invariant: whole or streamed, for the first client or for a retry, the blocks,
 their ids and signatures are the same.
@@ -135,7 +135,7 @@ class MessagesAnswer:
         self._calls += 1
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         given = _input(arguments)
-        # The model's arguments are no object: let the tool report it, not the client's parser
+        # The model's arguments are not an object: let the tool report it, not the client's parser
         if given is None:
             given = {"raw_arguments": arguments}
             arguments = orjson.dumps(given).decode()
@@ -191,7 +191,7 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _input(arguments: str) -> dict[str, Any] | None:
-    """Arguments as an object; None if they are none."""
+    """Return arguments as an object; None if they are none."""
     try:
         given = orjson.loads(arguments)
         check_depth(given)

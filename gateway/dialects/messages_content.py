@@ -1,12 +1,12 @@
 """Anthropic's content blocks as messages of the chat form.
 
 Invariant: a reply that a client sends back as it got it becomes the very message that was recorded, whatever the client did to
-its blocks without changing what they say (cut a message in two, left the thinking out, moved a `cache_control`). So a
+its blocks without changing their meaning (cut a message in two, left the thinking out, moved a `cache_control`). So a
 conversation goes on from its recorded tokens.
 
-Decisions: neighbouring messages of one role are one turn, as in Anthropic's API; blocks of text are lines of their own, but those
-of a reply are one text; the results of tools come before what the user says beside them; a result that is an error begins with
-that word; `redacted_thinking` is nothing that this model can read; a system message that is to be gone at the next message of the
+Decisions: adjacent messages of one role are one turn, as in Anthropic's API; blocks of text are lines of their own, but those
+of a reply are one text; results of tools come before the user's text in the same message; a result that is an error begins with
+that word; `redacted_thinking` is ignored, as this model cannot read it; a system message that ends at the next message of the
 user (`clear_at`) is left out from then on, which begins a branch.
 """
 
@@ -69,24 +69,24 @@ def conversation(
     if instructions := "\n".join(filter(None, texts)):
         result.append({"role": "system", "content": instructions})
     turns = [_turn(message, f"messages.{i}", images) for i, message in enumerate(messages)]
-    asked = max((i for i, (role, _) in enumerate(turns) if role == "user"), default=-1)
-    turns = [turn for i, turn in enumerate(turns) if i > asked or not _is_cleared(messages[i])]
+    last_user = max((i for i, (role, _) in enumerate(turns) if role == "user"), default=-1)
+    turns = [turn for i, turn in enumerate(turns) if i > last_user or not _is_cleared(messages[i])]
     for role, same in itertools.groupby(turns, lambda turn: turn[0]):
         result += _MESSAGES[role]([block for _, blocks in same for block in blocks])
     if not result:
-        raise BadRequest("messages: none of them says anything", code="invalid_value", param="messages")
+        raise BadRequest("messages: all of them are empty", code="invalid_value", param="messages")
     return result
 
 
 def effort_of_turn(messages: list[Any]) -> TurnEffort | None:
-    """Return the effort that a system message asks for since the last reply. The messages are those that `conversation` took."""
+    """Return the effort that a system message requests since the last reply. The messages are those that `conversation` took."""
     since = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(messages))
-    asked = (message.get("output_config") or {} for message in since)
-    return next((config["effort"] for config in asked if config.get("effort")), None)
+    configs = (message.get("output_config") or {} for message in since)
+    return next((config["effort"] for config in configs if config.get("effort")), None)
 
 
 def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
-    """Raise BadRequest if a key that is not known asks for something; null asks for nothing."""
+    """Raise BadRequest for an unknown key with a value other than null."""
     for name, value in values.items():
         if name not in known and value is not None:
             param = f"{where}.{name}"
@@ -113,7 +113,7 @@ def _turn(message: Any, where: str, images: ImageSupport) -> tuple[str, list[Blo
 
 
 def _check_system(message: dict[str, Any], where: str) -> bool:
-    """Check what a system message has beside its content. True if it may have none, as it asks for an effort."""
+    """Check the other fields of a system message. True if it may have none, as it requests an effort."""
     if message.get("clear_at") not in (None, "never", "next_user_message"):
         text = f"{where}.clear_at: {message['clear_at']!r} is none of never, next_user_message"
         raise BadRequest(text, code="invalid_value", param=f"{where}.clear_at")
@@ -163,7 +163,7 @@ def _check(role: str, block: Any, where: str, images: ImageSupport) -> None:
 
 
 def _check_source(block: Block, where: str) -> None:
-    """Put an image's place in the request beside it, for the errors of what is read of it later."""
+    """Store the place of an image in the request with the image, for the errors of reading it later."""
     source = block["source"]
     if block.get("transformations") not in _TRANSFORMATIONS:
         instead = "leave it out: the model's processor scales an image down to what it takes"
@@ -218,7 +218,7 @@ def _as_error(result: str | list[Block]) -> str | list[Block]:
 
 
 def _content(blocks: list[Block]) -> str | list[Block]:
-    """Blocks as one text of lines; with images, as parts of chat completions, each run of texts as lines."""
+    """Return blocks as one text of lines; with images, as parts of chat completions, each run of texts as lines."""
     if all(block["type"] == "text" for block in blocks):
         return _lines(blocks)
     parts: list[Block] = []

@@ -39,7 +39,7 @@ LogitBias = dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=
 
 @dataclass(slots=True)
 class GenerationRequest:
-    """A client's request, in one form for all dialects. None: the client did not say."""
+    """A client's request, in one form for all dialects. None: the client did not send it."""
 
     api: str
     """chat, completions, responses or messages: as calls are recorded."""
@@ -53,7 +53,7 @@ class GenerationRequest:
     """The form of the content; None: free text."""
     effort: Effort | None = None
     thinking: bool | None = None
-    """False: the model shall not think."""
+    """False: the model must not think."""
     prompts: Sequence[str | list[int]] = ()
     """The prompts of the legacy completions, in place of messages."""
     n: int = 1
@@ -68,7 +68,7 @@ class GenerationRequest:
     refused."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that shall end a reply in addition to those that end every reply of the model."""
+    """Tokens that end a reply in addition to those that end every reply of the model."""
     ignore_eos: bool = False
     """True: no token may end a reply before its `max_tokens`."""
     top_k: int = 0
@@ -81,7 +81,7 @@ class GenerationRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     recorded: dict[str, Any] = field(default_factory=dict)
-    """The stored facts about the request, beside its messages and tools."""
+    """The stored facts about the request, apart from its messages and tools."""
 
     @property
     def choices(self) -> int:
@@ -90,9 +90,9 @@ class GenerationRequest:
 
 
 def replies_of(values: dict[str, Any]) -> tuple[int, str]:
-    """Count the replies that a body asks for, and names the parameter that asks for most of them.
+    """Count the replies that a body requests, and name the parameter that requests most of them.
 
-    The body was not validated: what is nonsense asks for one reply, and is refused elsewhere.
+    The body was not validated: invalid values count as one reply, and are refused elsewhere.
     """
     prompts = values.get("prompt")
     listed = prompts if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else None
@@ -163,14 +163,14 @@ def check_results(messages: Sequence[Message], param: str = "") -> None:
 
     `param`: the field to name; empty: the message's place.
     """
-    asked: dict[str, int] = {}
+    pending: dict[str, int] = {}
     """The calls that have no result so far, with the places of their messages."""
     known: set[str] = set()
     for i, message in enumerate(messages):
         where = param or f"messages.{i}"
         if message["role"] == "tool":
             call = message["tool_call_id"]
-            if asked.pop(call, None) is None:
+            if pending.pop(call, None) is None:
                 fault = "has a result already" if call in known else "is not among the calls right before it"
                 raise BadRequest(
                     f"{where}: a tool's result names the call {call!r}, which {fault}",
@@ -178,35 +178,35 @@ def check_results(messages: Sequence[Message], param: str = "") -> None:
                     param=param or f"{where}.tool_call_id",
                 )
             continue
-        _check_answered(asked, param)
-        asked = {}
+        _check_answered(pending, param)
+        pending = {}
         for j, call in enumerate(message.get("tool_calls") or ()):
             if isinstance(name := call.get("id"), str):
-                _check_new(name, asked, param or f"{where}.tool_calls.{j}.id")
-                asked[name] = i
-        known = set(asked)
-    _check_answered(asked, param)
+                _check_new(name, pending, param or f"{where}.tool_calls.{j}.id")
+                pending[name] = i
+        known = set(pending)
+    _check_answered(pending, param)
 
 
-def _check_new(call: str, asked: Container[str], param: str) -> None:
-    if call in asked:
+def _check_new(call: str, pending: Container[str], param: str) -> None:
+    if call in pending:
         message = f"{param}: two tool calls of one message have the id {call!r}: give each an id of its own"
         raise BadRequest(message, code="invalid_value", param=param)
 
 
-def _check_answered(asked: dict[str, int], param: str) -> None:
-    for call, at in asked.items():
+def _check_answered(pending: dict[str, int], param: str) -> None:
+    for call, at in pending.items():
         where = param or f"messages.{at}"
         message = f"{where}: the tool call {call!r} has no result right after it: send one, also if the tool was not run"
         raise BadRequest(message, code="invalid_value", param=param or f"{where}.tool_calls")
 
 
 Unsupported = dict[str, tuple[tuple[Any, ...], str]]
-"""Parameters that are known and not supported: the values that ask for nothing, and what to do instead of another."""
+"""Parameters that are known and not supported: the values without an effect, and what to do instead of another."""
 
 
-def take_out(values: dict[str, Any], parameters: Unsupported, where: str = "") -> None:
-    """Remove such parameters from a body where they ask for nothing. Raise BadRequest where they ask for something."""
+def drop_unsupported(values: dict[str, Any], parameters: Unsupported, where: str = "") -> None:
+    """Remove such parameters from a body where they have no effect. Raise BadRequest where they have one."""
     for name, (neutral, instead) in parameters.items():
         value = values.pop(name, None)
         if isinstance(value, dict):
@@ -216,7 +216,7 @@ def take_out(values: dict[str, Any], parameters: Unsupported, where: str = "") -
 
 
 PROMPT_CACHE: Unsupported = {
-    "comparison_response_id": ((), "leave it out: an engine's own metrics tell what it cached"),
+    "comparison_response_id": ((), "leave it out: an engine's own metrics show what it cached"),
     "prewarm": ((False,), "send the request: its prompt stays cached"),
 }
 
@@ -229,10 +229,10 @@ class PromptCacheOptions(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_out(cls, values: Any) -> Any:
+    def _drop_unsupported(cls, values: Any) -> Any:
         if isinstance(values, dict):
             values = dict(values)
-            take_out(values, PROMPT_CACHE, "prompt_cache_options.")
+            drop_unsupported(values, PROMPT_CACHE, "prompt_cache_options.")
         return values
 
 

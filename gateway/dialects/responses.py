@@ -19,7 +19,7 @@ from gateway.dialects.request import (
     ServiceTier,
     Unsupported,
     Verbosity,
-    take_out,
+    drop_unsupported,
     unsupported,
 )
 from gateway.dialects.responses_input import invalid
@@ -30,11 +30,11 @@ from headgate.errors import BadRequest, validation_error
 LOGPROBS = "message.output_text.logprobs"
 Summary = Literal["auto", "concise", "detailed"]
 Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-"""Clients that keep their own history always ask for encrypted reasoning; there is none here, and they get null."""
+"""Clients that keep their own history always request encrypted reasoning; there is none here, and they get null."""
 
 
 class Reasoning(Body):
-    """`reasoning`. Which earlier reasoning the model sees is its template's business, whatever `context` says."""
+    """`reasoning`. The model's template decides which earlier reasoning the model sees, whatever `context` requests."""
 
     effort: Effort | None = None
     summary: Summary | None = None
@@ -104,7 +104,7 @@ _UNSUPPORTED: Unsupported = {
     "background": ((False,), "stream the response, or wait for it"),
     "background_options": (({},), "stream the response, or wait for it"),
     "context_management": (([],), "shorten the conversation before you send it"),
-    "conversation": ((), "go on by previous_response_id, or send the whole conversation as `input`"),
+    "conversation": ((), "continue by previous_response_id, or send the whole conversation as `input`"),
     "image": ((), "this model writes text: leave it out"),
     "max_tool_calls": ((), "count the calls where your client runs the tools"),
     "moderation": ((), "have the texts moderated before and after the call"),
@@ -117,7 +117,7 @@ _NOT_RECORDED = {"input", "instructions", "tools"}
 
 def parse(values: dict[str, Any]) -> ResponsesRequest:
     """Return a request's body, but for its items. Raise BadRequest that names what is wrong or not supported."""
-    take_out(values, _UNSUPPORTED)
+    drop_unsupported(values, _UNSUPPORTED)
     try:
         request = ResponsesRequest.model_validate(values)
     except ValidationError as error:

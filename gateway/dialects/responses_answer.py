@@ -1,7 +1,7 @@
 """Responses, as OpenAI's API has them: the answer and its events.
 
 A reply becomes items in the order in which its pieces come: reasoning, messages, function calls. Invariants: events and the whole
-answer show the same items; sequence numbers have no gaps; nothing says that the answer is complete before `keep` is done, so
+answer show the same items; sequence numbers have no gaps; no event marks the answer as complete before `keep` is done, so
 a client that has the end can come back for it.
 """
 
@@ -146,11 +146,11 @@ class ResponsesAnswer:
         return created + self._event("response.in_progress", response=response)
 
     def _events(self, delivery: Delivery) -> bytes:
-        """Add a delivery; returns its events."""
+        """Add a delivery; return its events."""
         if self._request.logprobs:
             if self._text_follows is None:
                 self._text_follows = not (delivery.pieces and delivery.pieces[0].kind == "reasoning")
-            self._log(self._aligner.take(delivery))
+            self._log(self._aligner.add(delivery))
         return b"".join([self._piece(piece) for piece in delivery.pieces])
 
     def _piece(self, piece: Piece) -> bytes:
@@ -163,7 +163,7 @@ class ResponsesAnswer:
         item = self._items[-1]
         item.texts.append(piece.text)
         if kind == "message" and self._request.logprobs:
-            taken = self._take_entries(item)
+            taken = self._pop_entries(item)
             event = self._event(_DELTA[kind], **item.place, delta=piece.text, logprobs=taken)
             return begun + event
         text = orjson.dumps(piece.text)
@@ -196,7 +196,7 @@ class ResponsesAnswer:
             return b""
         logprobs = {}
         if item.kind == "message":
-            self._take_entries(item)
+            self._pop_entries(item)
             logprobs = {"logprobs": item.logprobs}
         item.status = status
         events = [
@@ -212,7 +212,7 @@ class ResponsesAnswer:
         return b"".join(events)
 
     def _tool_call(self) -> bytes:
-        """A call comes in one piece."""
+        """Yield the events of a call, which comes in one piece."""
         closed = self._close()
         call, index = self._toolbox.call(self._reply.tool_calls[self._calls]), len(self._items)
         self._calls += 1
@@ -250,7 +250,7 @@ class ResponsesAnswer:
             elif self._text_follows and not self._called:
                 self._entries += entries([sampled], self._renderer, top)
 
-    def _take_entries(self, item: OutputItem) -> list[dict[str, Any]]:
+    def _pop_entries(self, item: OutputItem) -> list[dict[str, Any]]:
         taken, self._entries = self._entries, []
         item.logprobs += taken
         return taken
@@ -267,7 +267,7 @@ _CALL_EVENTS = {
 
 
 def error_event(error: GatewayError, sequence: int = 0) -> bytes:
-    """Says how a stream failed. What the API documents is flat; clients raise on what is nested."""
+    """Return the event of a failed stream. The API documents a flat one; clients raise on a nested one."""
     fault = {"code": error.code, "message": error.message, "param": error.param}
     return _event("error", sequence, {**fault, "error": {"type": error.type, **fault}})
 
@@ -284,7 +284,7 @@ def _head(kind: str, fields: dict[str, Any]) -> bytes:
 
 
 def _echo(request: ResponsesRequest, reply: Reply) -> dict[str, Any]:
-    """Return the request's parameters as the answer repeats them: as asked for, or as used instead; null where not given."""
+    """Return the request's parameters as the answer repeats them: as requested, or as used instead; null where not given."""
     reasoning = request.reasoning
     return {
         "background": False,
@@ -316,5 +316,9 @@ def _echo(request: ResponsesRequest, reply: Reply) -> dict[str, Any]:
     }
 
 
-def _format(asked: dict[str, Any]) -> dict[str, Any]:
-    return {"description": None, "strict": False, **asked} if asked["type"] == "json_schema" else asked
+def _format(requested: dict[str, Any]) -> dict[str, Any]:
+    return (
+        {"description": None, "strict": False, **requested}
+        if requested["type"] == "json_schema"
+        else requested
+    )

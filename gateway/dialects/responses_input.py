@@ -113,7 +113,7 @@ def _message(item: Item) -> Message:
 
 
 def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Parts as one text; with images, as parts of chat completions."""
+    """Return parts as one text; with images, as parts of chat completions."""
     if all(part["type"] != "input_image" for part in parts):
         return _text(parts)
     return [
@@ -157,7 +157,7 @@ def _item(item: Any, where: str, images: ImageSupport) -> Item:
     if kind == "item_reference":
         _need(item, ("id",), where)
         return shown
-    instead = "leave it out, or say what the model needs to know of it in a message"
+    instead = "leave it out, or describe it to the model in a message"
     raise unsupported(where, f"an item of type {kind!r}", instead, "unsupported_content")
 
 

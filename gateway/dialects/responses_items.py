@@ -51,7 +51,7 @@ class OutputItem:
 
     @property
     def summary(self) -> list[dict[str, Any]]:
-        """The whole reasoning, for clients that read summaries alone; empty where no summary was asked for."""
+        """The whole reasoning, for clients that read summaries alone; empty where no summary was requested."""
         return [{"type": "summary_text", "text": self.text}] if self.summarized else []
 
     def begun(self) -> dict[str, Any]:

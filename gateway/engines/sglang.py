@@ -3,10 +3,10 @@
 The server must run without `SGLANG_RETURN_ORIGINAL_LOGPROB`, so that log-probabilities are those after temperature. They are
 those before top-p, so they are the sampling distribution's only where `top_p` is 1 (the gateway flags other tokens as truncated
 in any case). A seed has an effect only with `--enable-deterministic-inference`. `--incremental-streaming-output` makes long
-answers cheaper: without it every event repeats all earlier tokens. `--tokenizer-worker-num` must be 1. Whoever reaches the
+answers cheaper: without it every event repeats all earlier tokens. `--tokenizer-worker-num` must be 1. A client that reaches the
 control endpoints can change the weights, so the server must listen on a loopback address or a private network.
 
-Behaviours of SGLang that its names do not suggest, and where they are handled:
+Behavior of SGLang that its names do not suggest, and where they are handled:
 - `ignore_eos` switches `stop_token_ids` off too (`_body`);
 - an abort reaches every id that begins with the given one (`_rid`);
 - an abort does not reach a request that arrived during a pause and waits before the scheduler (`_first`);
@@ -14,7 +14,7 @@ Behaviours of SGLang that its names do not suggest, and where they are handled:
   queue (`retract`), where aborts reach them;
 - a load with `flush_cache` fails, half done, while requests are just ending: `pause` flushes when that is possible, and `load`
   never does;
-- a new label aborts every request unless told not to (`label`);
+- a new label aborts every request unless configured otherwise (`label`);
 - `/health` samples a token, so it calls a paused engine ill (`healthy`);
 - only an idle server can release memory, and releasing it twice fails (`sleep`).
 """
@@ -50,7 +50,7 @@ class SGLangEngine(HTTPEngine):
     """One SGLang server at `base_url`, which no other client pauses."""
 
     def __init__(self, name: str, base_url: str, silence_s: float = 600.0) -> None:
-        """A restarted server is noticed by the version that it reports at the end of a run, not before."""
+        """Connect to the server; a restart is noticed by the version that it reports at the end of a run."""
         super().__init__(name, EngineHTTP(name, base_url, silence_s))
         self._paused = False
         self._asleep: bool | None = None
@@ -59,7 +59,7 @@ class SGLangEngine(HTTPEngine):
         """Requests from which nothing has come yet: the task that waits for their first event."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """A request that comes during a pause is given back at once."""
+        """Sample a request; give it back immediately during a pause."""
         if self._paused:
             yield TokenChunk([], [], "abort")
             return
@@ -115,7 +115,7 @@ class SGLangEngine(HTTPEngine):
         self._asleep = True
 
     async def wake(self) -> None:
-        """A server that is awake fails to wake; that error is ignored."""
+        """Wake the server; ignore the error of one that is awake."""
         try:
             if self._asleep is not False:
                 await self._http.post("/resume_memory_occupation", {})
@@ -128,7 +128,7 @@ class SGLangEngine(HTTPEngine):
         await self.pause()
 
     async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
-        """Scores by one prefill with the prompt's log-probabilities."""
+        """Score by one prefill with the prompt's log-probabilities."""
         body = {
             "input_ids": list(ids),
             "sampling_params": {"temperature": 1.0, "max_new_tokens": 1, "ignore_eos": True},
@@ -137,7 +137,7 @@ class SGLangEngine(HTTPEngine):
         }
         rows = orjson.loads(await self._http.post(_GENERATE, body))["meta_info"]["input_token_logprobs"]
         if [row[1] for row in rows] != list(ids):
-            raise EngineError(f"engine {self.name} scored other tokens than it was asked to")
+            raise EngineError(f"engine {self.name} scored other tokens than requested")
         return [row[0] for row in rows[1:]]
 
     async def read_load(self) -> Load | None:
@@ -267,7 +267,7 @@ def _finish(reason: dict[str, Any]) -> FinishReason:
 
 
 def _top(meta: dict[str, Any], new: int) -> list[list[tuple[int, float]]] | None:
-    """Return the alternatives to the newest tokens, if they were asked for."""
+    """Return the alternatives to the newest tokens, if they were requested."""
     rows = meta.get("output_top_logprobs")
     if not rows or not new:
         return None

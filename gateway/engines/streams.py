@@ -18,7 +18,7 @@ from yarl import URL
 KEEP_ALIVE_S = 4.0
 """vLLM and SGLang close idle connections after 5 s by default: leave before they do."""
 CONNECT_S = 30.0
-"""Long enough for busy machines: a dead engine refuses at once, and health checks notice a silent host."""
+"""Long enough for busy machines: a dead engine refuses immediately, and health checks notice a silent host."""
 READ_BYTES = 2**20
 """Bytes that may wait in a connection before its sender is slowed down: the whole of a long reply fits."""
 
@@ -55,7 +55,7 @@ class StreamConnections:
             connection.close()
 
     def lost(self, connection: StreamConnection) -> None:
-        """A connection is closed."""
+        """Remove a closed connection."""
         self._all.discard(connection)
 
     def rest(self, connection: StreamConnection) -> None:
@@ -125,10 +125,10 @@ class StreamConnection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._size = 0
         self._paused = False
-        self._asked = self._whole = self._left = self._lasts = False
+        self._requested = self._whole = self._left = self._lasts = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._heard = 0.0
+        self._received_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -138,8 +138,8 @@ class StreamConnection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> None:
         """Send a request, and waits for the head of its answer."""
-        self.status, self._asked, self._whole, self._left = 0, True, False, False
-        self._heard = self._loop.time()
+        self.status, self._requested, self._whole, self._left = 0, True, False, False
+        self._received_at = self._loop.time()
         self._timer = self._loop.call_later(self._pool.silence_s, self._check_silence)
         if self._transport is not None:
             self._transport.write(request)
@@ -147,7 +147,7 @@ class StreamConnection(asyncio.Protocol):
             await self._wait()
 
     async def read(self) -> bytes:
-        """Return what has come of the answer's body since the last time; waits if that is nothing. Empty at its end."""
+        """Return what has come of the answer's body since the last time; wait if that is nothing. Empty at its end."""
         while not self._parts:
             if self._whole:
                 return b""
@@ -168,9 +168,9 @@ class StreamConnection(asyncio.Protocol):
         return b"".join(parts)
 
     def leave(self, *, done: bool) -> None:
-        """End the request. `done`: all that was to come has come, or its last bytes say nothing more.
+        """End the request. `done`: the reply is complete, or only its end is missing.
 
-        Otherwise the connection is closed, which tells the engine that nobody wants the rest.
+        Otherwise the connection is closed, which stops the engine's work on the request.
         """
         self._left = True
         if self._whole:
@@ -179,7 +179,6 @@ class StreamConnection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -204,18 +203,18 @@ class StreamConnection(asyncio.Protocol):
         self.close()
 
     def _check_silence(self) -> None:
-        """One timer a request: what comes only says when."""
+        """One timer per request: arriving data only stores the time."""
         now = self._loop.time()
         if self._paused:
-            self._heard = now
-        if (left := self._heard + self._pool.silence_s - now) > 0:
+            self._received_at = now
+        if (left := self._received_at + self._pool.silence_s - now) > 0:
             self._timer = self._loop.call_later(left, self._check_silence)
         else:
             self._fail(TimeoutError(f"silent for {self._pool.silence_s:g} s"))
 
     def _end(self) -> None:
-        """The answer is whole, and nobody reads it any more."""
-        self._asked = False
+        """End a complete reply that has no reader."""
+        self._requested = False
         if self._timer is not None:
             self._timer.cancel()
         if self.open and self._lasts:
@@ -227,21 +226,21 @@ class StreamConnection(asyncio.Protocol):
     # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.lost(self)
         self._fail(exc or ConnectionError("the connection was closed"))
 
     def data_received(self, data: bytes) -> None:
-        if not self._asked or self._whole:
+        if not self._requested or self._whole:
             self._fail(ConnectionError("the engine sent more than its answer"))
             return
-        self._heard = self._loop.time()
+        self._received_at = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(ConnectionError(f"the engine's answer is no HTTP/1.1: {error}"))
+            self._fail(ConnectionError(f"the engine's answer is not HTTP/1.1: {error}"))
             return
         self._wake()
 

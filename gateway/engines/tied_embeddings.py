@@ -20,7 +20,7 @@ except PackageNotFoundError:
 
 
 def ties_embeddings(checkpoint: Path) -> bool:
-    """Return whether a checkpoint's output head is its embedding, as its config says."""
+    """Return whether a checkpoint's output head is its embedding, by its config."""
     try:
         config = json.loads((checkpoint / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -59,5 +59,5 @@ async def _is_cpu_build(python: str) -> bool:
         )
     except OSError:
         return False
-    said, _ = await process.communicate()
-    return "cpu" in said.decode(errors="replace")
+    output, _ = await process.communicate()
+    return "cpu" in output.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The sampling parameters that an engine uses, for those that it is asked to use. Pure; one rule an API.
+"""The sampling parameters that an engine uses, for those that are requested. Pure; one rule per API.
 
 Engines replace some parameters without a word. The gateway applies the rule before it sends and records a call, so that what is
 recorded, what is sent and what samples are the same. Invariants: a rule is idempotent, and a temperature above 0 that it returns
@@ -20,34 +20,36 @@ _VLLM_LEAST = 0.01
 _VLLM_NO_SEED = -1
 
 
-def used(api: str, asked: Sampling) -> Sampling:
-    """Return the parameters with which engines of an API sample what was asked for.
+def used(api: str, requested: Sampling) -> Sampling:
+    """Return the parameters with which engines of an API sample a request.
 
     Raise KeyError for an API without a rule.
     """
-    return _RULES[api](asked)
+    return _RULES[api](requested)
 
 
-def _vllm(asked: Sampling) -> Sampling:
+def _vllm(requested: Sampling) -> Sampling:
     """Return what `SamplingParams.__post_init__` of vLLM 0.32 makes of the parameters."""
-    seed = None if asked.seed == _VLLM_NO_SEED else asked.seed
-    if asked.temperature == 0.0:
-        return replace(_greedy(asked), seed=seed)
-    return replace(asked, temperature=max(asked.temperature, _VLLM_LEAST), seed=seed)
+    seed = None if requested.seed == _VLLM_NO_SEED else requested.seed
+    if requested.temperature == 0.0:
+        return replace(_greedy(requested), seed=seed)
+    return replace(requested, temperature=max(requested.temperature, _VLLM_LEAST), seed=seed)
 
 
-def _sglang(asked: Sampling) -> Sampling:
+def _sglang(requested: Sampling) -> Sampling:
     """Return what `SamplingParams.__post_init__` of SGLang 0.5 makes of the parameters.
 
     It takes temperatures below 1e-6 as greedy. It also samples `top_k` 1 as greedy, and then its log-probabilities are those at
-    temperature 1 or at the asked one, depending on the rest of the batch; sent as greedy they are always those at 1.
+    temperature 1 or at the requested one, depending on the rest of the batch; sent as greedy they are always those at 1.
     """
-    return _greedy(asked) if asked.temperature < LEAST_TEMPERATURE or asked.top_k == 1 else asked
+    return (
+        _greedy(requested) if requested.temperature < LEAST_TEMPERATURE or requested.top_k == 1 else requested
+    )
 
 
-def _greedy(asked: Sampling) -> Sampling:
+def _greedy(requested: Sampling) -> Sampling:
     """Return parameters that take the likeliest token. What would leave out others has no effect then, so it is neutral."""
-    return replace(asked, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    return replace(requested, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
 _RULES: dict[str, Callable[[Sampling], Sampling]] = {"vllm": _vllm, "sglang": _sglang}

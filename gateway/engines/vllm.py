@@ -87,7 +87,7 @@ class VLLMEngine(HTTPEngine):
         found = orjson.loads(await self._http.get("/weight_info"))["weight_version"]
         if found != label:
             raise EngineReplaced(
-                f"engine {self.name} is labelled {found!r}, and not {label!r}: it was restarted"
+                f"engine {self.name} is labeled {found!r}, and not {label!r}: it was restarted"
             )
 
     async def pause(self, *, keep: bool = False) -> None:
@@ -96,7 +96,7 @@ class VLLMEngine(HTTPEngine):
         await self._http.post("/pause", params={"mode": mode, "clear_cache": "true"})
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """An empty list would mean every request to vLLM."""
+        """Abort requests; an empty list would mean every request to vLLM."""
         if request_ids:
             await self._http.post(
                 "/abort_requests", {"request_ids": [f"{_ID_PREFIX}{name}" for name in request_ids]}
@@ -126,7 +126,7 @@ class VLLMEngine(HTTPEngine):
                 raise
             await self._http.post(
                 "/finish_weight_update"
-            )  # a gateway that is gone began it, and changed nothing
+            )  # a gateway that died began it, and changed nothing
             await self._http.post("/start_weight_update")
         info = {"version": version, "timeout_s": timeout_s}
         await self._http.post("/update_weights", {"update_info": info})
@@ -170,12 +170,12 @@ class VLLMEngine(HTTPEngine):
         await self._http.post("/sleep", params={"level": str(level), "mode": "abort"})
 
     async def wake(self) -> None:
-        """Wakes vLLM and pauses it at once, because it would sample. No request can come before the pause."""
+        """Wake vLLM and pause it immediately, because it would sample. No request can arrive before the pause."""
         await self._http.post("/wake_up")
         await self.pause()
 
     async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
-        """Scores by one prefill with `prompt_logprobs`."""
+        """Score by one prefill with `prompt_logprobs`."""
         params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": list(ids), "sampling_params": params}
         answer = await self._http.post(_GENERATE, body | ({"model": adapter} if adapter else {}))
@@ -202,7 +202,7 @@ class VLLMEngine(HTTPEngine):
             raise NotComparable(what) from error
 
     async def read_load(self) -> Load | None:
-        """The size of the cache is in the labels of `vllm:cache_config_info`."""
+        """Read the size of the cache from the labels of `vllm:cache_config_info`."""
         page = (await self._http.get("/metrics")).decode()
         found = samples(page, (*_FIGURES, *_COUNTS))
         running, waiting, usage, sampled = (found[name] for name in _FIGURES)
@@ -237,7 +237,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "max_tokens": sampling.max_tokens,
         "logprobs": sampling.top_logprobs,
         "stop_token_ids": sampling.stop_token_ids,
-        "ignore_eos": True,  # the gateway says which tokens end a turn
+        "ignore_eos": True,  # the gateway decides which tokens end a turn
         "detokenize": False,
         "stream_interval": request.interval,
     }
@@ -262,7 +262,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
 
 
 def _optional(sampling: Sampling) -> dict[str, Any]:
-    """Return the parameters that ask for something: bodies are many, and neutral values cost."""
+    """Return the parameters that have an effect: bodies are many, and neutral values cost."""
     return {
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,

@@ -28,7 +28,7 @@ class EngineImages:
         """The hashes of the images that the engine has, with the number of tokens of each."""
 
     def forget(self) -> None:
-        """The engine may have none of them any more."""
+        """Forget all images: the engine may have lost them."""
         self._sent.clear()
 
     async def features(self, request: GenerateRequest) -> dict[str, Any]:

@@ -36,9 +36,9 @@ _REFUSALS = {
 
 
 Entered = Callable[[str], None]
-"""Called once an episode is stored as open, with the reason why the ledger has given it up meanwhile, if it has."""
+"""Called once an episode is stored as open, with the reason if the ledger has given it up by then."""
 _MAX_WAIT_S = 300.0
-"""The longest `?wait=` of a request to open an episode: drivers ask again."""
+"""The longest `?wait=` of a request to open an episode: drivers repeat it."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Admission(LedgerListener):
         self._ledgers = ledgers
         self._engine_version = engine_version
         self._joining: dict[str, str] = {}
-        """Episodes whose place is being committed, and why the ledger has given them up meanwhile, if it has."""
+        """Episodes whose place is being committed, and the reason if the ledger has given them up by then."""
         self._entering: set[asyncio.Task[list[Command]]] = set()
         self._waiting: dict[str, dict[str, _Waiting]] = {model: {} for model in ledgers}
         for ledger in ledgers.values():
@@ -77,7 +77,7 @@ class Admission(LedgerListener):
         await asyncio.gather(*self._entering, return_exceptions=True)
 
     def abort(self, episode_id: str, reason: str) -> None:
-        """The ledger gave an episode up, perhaps before its place in it was committed."""
+        """Record that the ledger gave an episode up, perhaps before its place was committed."""
         if episode_id in self._joining:
             self._joining[episode_id] = reason
 
@@ -164,7 +164,7 @@ class Admission(LedgerListener):
                 del queue[group_id]
 
     def ledger_changed(self, model: str) -> None:
-        """Wakes as many groups as there are slots, and no more: every one would ask the ledger again."""
+        """Wake as many groups as there are slots, and no more: every one would query the ledger again."""
         queue = self._waiting[model]
         for group_id in list(islice(queue, self._ledgers[model].rule.free_slots())):
             queue.pop(group_id).woken.set()

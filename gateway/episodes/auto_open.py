@@ -66,7 +66,7 @@ class AutoOpen:
         self._owed: dict[_Request, list[float]] = {}
         """The times until which refused calls are expected back."""
 
-    async def again(self, agent: str, sent: RequestKey) -> tuple[OpenEpisode | None, str]:
+    async def retried(self, agent: str, sent: RequestKey) -> tuple[OpenEpisode | None, str]:
         """Return the episode that a retry opened before; without one a notice, which may be empty, for the one that it opens."""
         place = agent, sent.name
         while True:
@@ -86,7 +86,9 @@ class AutoOpen:
                 self.waiting -= 1
         now, grace_s = time.monotonic(), self._settings.calls.grace_s
         of_late = [
-            live for live in found if not live.continued and (live.calls or now - live.seen_at <= grace_s)
+            live
+            for live in found
+            if not live.continued and (live.calls or now - live.last_used_at <= grace_s)
         ]
         if len(of_late) == 1:
             return of_late[0], ""
@@ -120,7 +122,7 @@ class AutoOpen:
                 del self._underway[place]
 
     async def failed(self, episode: OpenEpisode) -> None:
-        """A call was refused before anything was sampled: what was opened for it alone is closed, and its slot is free."""
+        """Close the episode that was opened for a refused call only, and free its slot."""
         if not episode.opening or episode.calls or episode.state != "open":
             return
         if await self._database.read(lambda c: statements.has_calls(c, episode.id)):
@@ -132,7 +134,7 @@ class AutoOpen:
                 await self._episodes.abandon(episode.id, "nothing_sampled")
 
     def refused(self, agent: str, sent: RequestKey) -> None:
-        """A call was refused before anybody asked whose it is: its retry opens an episode, and is given no equal call's."""
+        """Record a call that was refused before its caller was looked up: its retry opens an episode and joins no other."""
         if not sent.retry:
             self._owe((agent, sent.name))
 
@@ -151,8 +153,10 @@ class AutoOpen:
             raise Busy(message, retry_after=jittered(2.0), code="too_many_episodes")
         if trains and given.mode == "train":
             return await self._join(place, task, given, model, notice)
-        asked = EpisodeRequest(task, None, 1, "eval", model, agent=agent, opening=request, notice=notice)
-        opened = await self._episodes.open(asked, 0.0)
+        episode_request = EpisodeRequest(
+            task, None, 1, "eval", model, agent=agent, opening=request, notice=notice
+        )
+        opened = await self._episodes.open(episode_request, 0.0)
         return await self._episodes.named(opened.episode_id)
 
     async def _join(
@@ -165,7 +169,7 @@ class AutoOpen:
         prefix = f"{agent}-{task}-"
         number = await self._group(prefix, model, given.group_size)
         while True:
-            asked = EpisodeRequest(
+            episode_request = EpisodeRequest(
                 task_id=task,
                 group_id=f"{prefix}{number:08d}",
                 group_size=given.group_size,
@@ -176,7 +180,7 @@ class AutoOpen:
                 notice=notice,
             )
             try:
-                opened = await self._episodes.open(asked, max(0.0, until - time.monotonic()))
+                opened = await self._episodes.open(episode_request, max(0.0, until - time.monotonic()))
             except Conflict as error:
                 if error.code not in _OVER:
                     raise
@@ -203,7 +207,7 @@ class AutoOpen:
         self._owed.setdefault(place, []).append(now + _OWED_S)
 
     def _is_owed(self, place: _Request) -> bool:
-        """Return true if an equal call was refused recently and is expected back; counts this request as its return."""
+        """Return true if an equal call was refused recently and is expected back; count this request as its return."""
         times = [t for t in self._owed.pop(place, []) if t > time.monotonic()]
         if len(times) > 1:
             self._owed[place] = times[1:]

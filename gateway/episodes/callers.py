@@ -35,7 +35,7 @@ class Caller:
     model: str
     """The model that its requests are about, unless they name another."""
     episode: OpenEpisode | None
-    """None: the conversation tells (`Callers.episode`)."""
+    """None: found by the conversation (`Callers.episode`)."""
     agent: str = ""
     attempt: int = 0
     """The attempt that the key is of; 0: an agent's key is of none."""
@@ -48,9 +48,7 @@ class Directory(Protocol):
         """Return the owner of a key, in the episode that the request names, if any."""
         ...
 
-    async def reach(self, caller: Caller, episode_id: str) -> OpenEpisode:
-        """Return an open episode of the caller by its id."""
-        ...
+    async def reach(self, caller: Caller, episode_id: str) -> OpenEpisode: ...
 
     async def still_open(self, episode: OpenEpisode, attempt: int) -> OpenEpisode:
         """Return the episode again. Raise Conflict if its run is over, or the attempt is; 0: any attempt."""
@@ -162,7 +160,7 @@ class Callers:
         return await self._auto_open.open(caller.agent, [], None, "", trains=False)
 
     async def failed(self, episode: OpenEpisode) -> None:
-        """A call was refused before anything was sampled: what was opened for it alone is closed."""
+        """Close the episode that was opened for a refused call only."""
         await self._auto_open.failed(episode)
 
     def refused(self, caller: Caller, sent: RequestKey) -> None:
@@ -179,7 +177,7 @@ class Callers:
     ) -> OpenEpisode:
         notice = ""
         if sent is not None and sent.retry:
-            episode, notice = await self._auto_open.again(caller.agent, sent)
+            episode, notice = await self._auto_open.retried(caller.agent, sent)
             if episode is not None:
                 episode.touch()
                 return episode

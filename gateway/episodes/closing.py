@@ -36,7 +36,7 @@ from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
-"""The pause before work is done again that failed and does not say when to come back, in seconds."""
+"""Seconds before failed work is repeated, if the failure names no time."""
 
 
 class Closing:
@@ -59,7 +59,7 @@ class Closing:
         self._recorders = recorders
         self._grading = grading
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asked: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, asyncio.Future[None]] = {}
         """The requests that wait for an end: answered by its commit, the start of grading or a failure, whichever is first."""
 
     async def close(self) -> None:
@@ -73,15 +73,15 @@ class Closing:
         return self._grading.grades(live.model)
 
     async def end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
-        """End an open episode; returns once that is committed. Without an outcome: once it is committed that it is being graded,
+        """End an open episode; return once that is committed. Without an outcome: once it is committed that it is being graded,
         or closed.
 
         Raise what went wrong; the end is tried again nevertheless.
         """
         live.ending = live.ending.end(outcome)
-        asked = self._asked[live.id] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[live.id] = asyncio.get_running_loop().create_future()
         self._lead(live)
-        await asyncio.shield(asked)
+        await asyncio.shield(waiting)
 
     def resume(self, live: OpenEpisode) -> None:
         """Compute the reward of an episode whose grading is committed to have begun."""
@@ -89,7 +89,7 @@ class Closing:
         self._lead(live)
 
     def abort(self, live: OpenEpisode, reason: str) -> None:
-        """Aborts an episode that the ledger gave up, whatever it is doing."""
+        """Abort an episode that the ledger gave up, whatever it is doing."""
         was_open, live.ending = live.ending.phase is Phase.OPEN, live.ending.abort(reason)
         if was_open:
             self._lead(live)
@@ -98,12 +98,14 @@ class Closing:
 
     def stop_stray(self, live: OpenEpisode) -> None:
         """Stop the calls of an episode that was closed while this process had no link to the coordinator."""
-        self._start(self._stop_here(live, closed(live.id, "it was closed meanwhile")), f"stop-{live.id}")
+        self._start(
+            self._stop_here(live, closed(live.id, "it was closed in the meantime")), f"stop-{live.id}"
+        )
 
     # The phases of an end
 
     def _lead(self, live: OpenEpisode) -> None:
-        """Begins to lead an episode to its end: first in memory, so that no second end begins while this one is committed."""
+        """Begin to lead an episode to its end: first in memory, so that no second end begins while this one is committed."""
         self.over[live.id] = live
         self._start(self._to_the_end(live), f"end-{live.id}")
 
@@ -117,7 +119,7 @@ class Closing:
             self._answer(live, None)
 
     async def _step(self, live: OpenEpisode) -> None:
-        """Does the work of a phase and takes the step that follows, unless an abort has changed the phase meanwhile."""
+        """Do the work of a phase and take the next step, unless an abort has changed the phase in the meantime."""
         phase = live.ending.phase
         if phase is Phase.GRADING:
             self._answer(live, None)
@@ -139,7 +141,7 @@ class Closing:
                 live.ending = done(live.ending)
 
     async def _work(self, live: OpenEpisode, ending: ClosingState) -> Callable[[ClosingState], ClosingState]:
-        """Return does the work of a phase, and returns the step that follows."""
+        """Do the work of a phase, and return the step that follows."""
         outcome = ending.outcome
         match ending.phase:
             case Phase.STOPPING:
@@ -182,7 +184,7 @@ class Closing:
         write: Write,
         details: dict[str, Any] | None = None,
     ) -> Callable[[ClosingState], ClosingState]:
-        """Commit a phase together with its effect on the ledger, if it has one; returns the step that follows."""
+        """Commit a phase together with its effect on the ledger, if it has one; return the step that follows."""
         if live.mode == "eval" or event is None:
             await self._database.submit(write)
             return ClosingState.stored
@@ -219,19 +221,19 @@ class Closing:
             if not (refusal := self._rewards.refusal(outcome.values["reward"])):
                 return outcome
             failure = f"the sum of the grade and of the rewards posted on calls: {refusal}"
-        log.error("episode %s is dropped: its grading failed; its `why` says how", live.id)
+        log.error("episode %s is dropped: its grading failed; see its `why`", live.id)
         return Outcome("grading_failed", {"error": shortened(failure)})
 
     def _answer(self, live: OpenEpisode, error: Exception | None) -> None:
-        """Answers the request that asked for the end."""
-        asked = self._asked.pop(live.id, None)
-        if asked is None or asked.done():
+        """Complete the request that ended the episode."""
+        waiting = self._waiting.pop(live.id, None)
+        if waiting is None or waiting.done():
             return
         if error is None:
-            asked.set_result(None)
+            waiting.set_result(None)
         else:
-            asked.set_exception(error)
-            asked.exception()  # retrieve the error: the request may have stopped waiting
+            waiting.set_exception(error)
+            waiting.exception()  # retrieve the error: the request may have stopped waiting
 
     async def stop_calls(self, live: OpenEpisode, reason: Conflict) -> None:
         """Stop what runs in an episode, in whatever process; when this returns, what was sampled is recorded."""

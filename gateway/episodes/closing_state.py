@@ -3,9 +3,9 @@ r"""The end of an episode as a state machine. Pure: the driver (`closing`) does 
     open --> stopping --> finishing --> grading --> closing --> closed
                    \________________________________/
 
-The run is over from `stopping` on. In `finishing` the ledger is told that the episode is being graded; `closing` stores the end,
+The run is over from `stopping` on. In `finishing` the ledger learns that the episode is being graded; `closing` stores the end,
 in one transaction with its effect on the ledger. Every phase but `open` and `closed` has work that leads to the next one, and
-failed work is repeated, so no episode stays half-way. If the ledger drops the episode meanwhile, its end is stored without
+failed work is repeated, so no episode stays half-way. If the ledger drops the episode first, its end is stored without
 another effect on the ledger.
 """
 
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ClosingState:
-    """An episode's progress towards its end."""
+    """An episode's progress to its end."""
 
     phase: Phase = Phase.OPEN
     outcome: Outcome | None = None
@@ -89,19 +89,19 @@ class ClosingState:
         return replace(self, outcome=outcome, phase=Phase.CLOSING if outcome else Phase.FINISHING)
 
     def stored(self) -> ClosingState:
-        """Goes on once everything that the phase was to store is committed."""
+        """Go on once everything that the phase was to store is committed."""
         if self.phase is Phase.FINISHING:
             return replace(self, phase=Phase.GRADING)
         self._be(Phase.CLOSING)
         return replace(self, phase=Phase.CLOSED)
 
     def graded(self, outcome: Outcome) -> ClosingState:
-        """Goes on once the reward is there, or will never be."""
+        """Continue once the reward has arrived, or never will."""
         self._be(Phase.GRADING)
         return replace(self, phase=Phase.CLOSING, outcome=outcome)
 
     def refused(self) -> ClosingState:
-        """Goes on after the ledger refused the episode, whose group is over. Nothing was stored; it will not be trained."""
+        """Go on after the ledger refused the episode, whose group is over. Nothing was stored; it will not be trained."""
         outcome = self.outcome
         if outcome is None or outcome.reward is not None:
             outcome = Outcome(UNTRAINED, {**outcome.values} if outcome else {})

@@ -19,7 +19,7 @@ from gateway.trajectories.conversation import digests, tool_call_id, tool_call_i
 
 Message = dict[str, Any]
 _FEW, _MANY = 8, 256
-"""Ends that are looked up at once: nearly always the longest one is known, and a long conversation has many."""
+"""Ends that one query looks up: nearly always the longest one is known, and a long conversation has many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ UNKNOWN = Match(frozenset(), "unknown_conversation")
 
 
 class Conversations:
-    """Every conversation that an agent's key may go on with."""
+    """Every conversation that an agent's key may continue."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def find(self, agent: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Match:
-        """The episode that has the longest recorded beginning of `messages`."""
+        """Return the episode that has the longest recorded beginning of `messages`."""
         lengths = ends(messages)
         if not lengths:
             return NEW

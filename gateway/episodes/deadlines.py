@@ -46,13 +46,13 @@ class GroupDeadlines:
                 await self._ledgers[model].apply(CloseGroup(group_id, "members_missing"))
 
     async def _unstick(self, model: str, now: float) -> None:
-        """A batch that the trainer waits for, and for which the same few groups have run for too long."""
+        """Give up the last groups of the batch that the trainer waits for, if they have run for too long."""
         given, rule = self._settings.staleness_of(model), self._ledgers[model].rule
         if given.on_stuck == "wait":
             return
         groups = rule.stuck(given.on_stuck) if rule.leased else ()
-        seen, since = self._stuck.get(model, ((), now))
-        if not groups or groups != seen:
+        before, since = self._stuck.get(model, ((), now))
+        if not groups or groups != before:
             self._stuck[model] = groups, now
         elif now - since > given.stuck_s:
             log.warning(

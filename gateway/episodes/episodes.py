@@ -100,7 +100,7 @@ class Episodes(LedgerListener):
                 mode=row["mode"],
                 model=row["model"],
                 opened_at=now,
-                seen_at=now,
+                last_used_at=now,
                 posted=row["reward"],
                 components=row["components"],
                 call_rewards=rewards.get(row["id"], {}),
@@ -122,7 +122,7 @@ class Episodes(LedgerListener):
         await self._closing.close()
 
     def adopt(self, followed: Collection[OpenEpisode]) -> None:
-        """Call that this process has begun for another coordinator go on in the same episodes."""
+        """Move calls that this process began under another coordinator to the same episodes."""
         for before in followed:
             if live := self._live.get(before.id):
                 live.adopt(before)
@@ -155,7 +155,7 @@ class Episodes(LedgerListener):
         return self._opened(row, key)
 
     def _begin(self, row: NewEpisode, request: EpisodeRequest, given_up: str) -> None:
-        """An episode is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
+        """Handle an episode that is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
         now = time.monotonic()
         live = OpenEpisode(
             id=row["id"],
@@ -164,7 +164,7 @@ class Episodes(LedgerListener):
             mode=request.mode,
             model=request.model,
             opened_at=now,
-            seen_at=now,
+            last_used_at=now,
             key_hash=row["key_hash"],
             agent=request.agent,
             opening=request.opening,
@@ -192,7 +192,7 @@ class Episodes(LedgerListener):
             if row is not None:
                 _check_same(row, request)
                 return self._opened(row, key)
-            if hashed not in self._opening:  # another request may have opened it meanwhile
+            if hashed not in self._opening:  # another request may have opened it in the meantime
                 break
         done = self._opening[hashed] = asyncio.get_running_loop().create_future()
         try:
@@ -222,7 +222,7 @@ class Episodes(LedgerListener):
             return live
         row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
         if row is None:
-            message = "no episode has this key; POST /admin/v1/episodes opens one and answers its key"
+            message = "no episode has this key; POST /admin/v1/episodes opens one and returns its key"
             raise NotAuthenticated(message, code="invalid_api_key")
         live = await self._open(row["id"])
         live.set_key(hashed)
@@ -230,7 +230,7 @@ class Episodes(LedgerListener):
         live.touch()
         return live
 
-    def seen(self, episode_id: str, ago_s: float) -> None:
+    def touch(self, episode_id: str, ago_s: float) -> None:
         """Another process served a call of an open episode so long ago."""
         if live := self._live.get(episode_id):
             live.touch(ago_s)
@@ -297,7 +297,7 @@ class Episodes(LedgerListener):
         await self._closing.stop_calls(live, reason)
         attempt = await self._database.submit(lambda c: turns.forsake(c, episode_id))
         if not attempt:
-            raise closed(episode_id, "it was closed meanwhile")
+            raise closed(episode_id, "it was closed in the meantime")
         live.forsake(attempt)
         live.touch()
         # A request of the old attempt may have begun in another process until this was committed.
@@ -308,7 +308,7 @@ class Episodes(LedgerListener):
         """End an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.
 
         Returns its state, and once it is closed the reason, reward and components. If its model has no grader, the reward is what
-        was posted so far. Finishing again is no error. Raise NotFound, or Conflict if nothing rewards the episode.
+        was posted so far. Finishing again is not an error. Raise NotFound, or Conflict if nothing rewards the episode.
         """
         if live := self._live.get(episode_id):
             await self._finish(live)
@@ -322,7 +322,7 @@ class Episodes(LedgerListener):
         return await self._fate(episode_id)
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
-        """Close an episode without a reward; `error`: what its agent said last. Raise NotFound or Conflict."""
+        """Close an episode without a reward; `error`: its agent's last error output. Raise NotFound or Conflict."""
         await self._end(await self._open(episode_id), Outcome(reason, {"error": shortened(error)}))
 
     async def sweep(self) -> None:
@@ -331,7 +331,7 @@ class Episodes(LedgerListener):
         for live in list(self._live.values()):
             if live.calls:
                 live.touch()
-            idle, total = now - live.seen_at > self._idle_s(live), now - live.opened_at > limits.total_s
+            idle, total = now - live.last_used_at > self._idle_s(live), now - live.opened_at > limits.total_s
             if (idle or total) and live.id in self._live:
                 await self._overrun(live, "idle_deadline" if idle else "total_deadline")
         unfinished = [*self._live.values(), *self._closing.over.values()]

@@ -32,7 +32,7 @@ class OpenEpisode:
     model: str
     """The trained model whose ledger the episode is in."""
     opened_at: float
-    seen_at: float
+    last_used_at: float
     key_hash: str = ""
     """Empty until the key was seen, for an episode that was open before the gateway's start."""
     agent: str = ""
@@ -40,7 +40,7 @@ class OpenEpisode:
     opening: str = ""
     """The name of the request that opened it (`RequestKey.name`); empty: the admin API did."""
     continued: bool = False
-    """True if a second request came to an episode that a request opened, so the first one's sender has had its reply."""
+    """True if a second request arrived for an episode that a request opened, so the first one's sender has had its reply."""
     attempt: int = 1
     """The number of its agent's attempt, which the key of a later one ends with."""
     calls: RunningCalls = field(default_factory=RunningCalls)
@@ -52,7 +52,7 @@ class OpenEpisode:
     """Calls of this process that were refused."""
     call_rewards: dict[str, float] = field(default_factory=dict)
     ending: ClosingState = RUNNING
-    """The episode's progress towards its end."""
+    """The episode's progress to its end."""
     grading: asyncio.Task[Outcome] | None = None
     """The task that computes the reward."""
     version: int = 0
@@ -82,7 +82,7 @@ class OpenEpisode:
 
     def touch(self, ago_s: float = 0.0) -> None:
         """Record that a request of the episode came `ago_s` seconds ago."""
-        self.seen_at = max(self.seen_at, time.monotonic() - ago_s)
+        self.last_used_at = max(self.last_used_at, time.monotonic() - ago_s)
 
     def continue_conversation(self) -> None:
         """Record that another request continued the conversation that opened the episode."""
@@ -91,7 +91,7 @@ class OpenEpisode:
 
     def adopt(self, before: OpenEpisode) -> None:
         """Take over what this process has of the episode from the time when it followed another coordinator."""
-        self.calls, self.seen_at = before.calls, max(self.seen_at, before.seen_at)
+        self.calls, self.last_used_at = before.calls, max(self.last_used_at, before.last_used_at)
 
     def post(self, reward: float, components: dict[str, float] | None) -> None:
         """Set a reward that is not final."""

@@ -1,7 +1,7 @@
 """Records the calls of an episode that are refused, before their clients get the refusal.
 
 So the caller that rewards the episode finds them in the store. The numbers are bounded: a client that is sent away as too fast
-comes back at once, so of such refusals only the first ones of an episode are written, and the others are counted.
+retries immediately, so only an episode's first refusals of that kind are written, and the others are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MESSAGE = 500
 """Characters of a refusal's message that are kept."""
 _WAIT_S = 5.0
 """How long a refusal waits for its record: a store that is away keeps no client from its answer."""
-_OVER = ("episode_closed", "episode_grading", "attempt_over", "recorded_elsewhere", "asked_again")
+_OVER = ("episode_closed", "episode_grading", "attempt_over", "recorded_elsewhere", "requested_again")
 """Codes of calls that have no part in the episode any more, or that are recorded as answered.
 
 A running call that a restart stops has the code `attempt_over`, too; a new one is refused with `OtherAttempt`, and recorded."""

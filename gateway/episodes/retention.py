@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 _NEEDED = {
     "group": "its group is not over, so it may still be trained",
     "checkpoint": "the batch that was trained on it may be in no checkpoint yet, so it may have to be trained again",
-    "answers": "an answer of another episode goes on from one of its answers",
-    "unknown": "it is from before decisions were kept, so nobody can tell whether its group is over",
+    "answers": "an answer of another episode continues one of its answers",
+    "unknown": "it is from before decisions were kept, so it is unknown whether its group is over",
 }
 _FINAL = ("group", "checkpoint")
 """Reasons that `force` does not override."""
@@ -48,9 +48,9 @@ def _ago(days: float | None, now: float) -> float | None:
 
 
 async def prune(
-    database: Database, old: Ages, *, dry: bool = False, told: Callable[[Swept], None] = lambda _swept: None
+    database: Database, old: Ages, *, dry: bool = False, report: Callable[[Swept], None] = lambda _swept: None
 ) -> Swept:
-    """Delete what is too old; `dry` only says what that is. `told` is called after every transaction, with the sum."""
+    """Delete what is too old; `dry` only reports it. `report` is called after every transaction, with the sum."""
     total, place = Swept(), None
     while True:
         began, here = time.monotonic(), place
@@ -60,14 +60,14 @@ async def prune(
 
         swept, place = await (database.read(step) if dry else database.submit(step))
         total.add(swept)
-        told(total)
+        report(total)
         if place is None:
             break
         await asyncio.sleep(0.0 if dry else time.monotonic() - began)
     if not dry and (before := old.untrained) is not None:
-        gone = 1
-        while gone:
-            gone = await database.submit(lambda c: retention.forget(c, before))
+        forgotten = 1
+        while forgotten:
+            forgotten = await database.submit(lambda c: retention.forget(c, before))
     return total
 
 
@@ -92,9 +92,9 @@ async def prune_store(
     *,
     dry: bool,
     vacuum: bool,
-    told: Callable[[Swept], None],
+    report: Callable[[Swept], None],
 ) -> Swept:
-    """Return the same without a gateway, or beside one. `days`: instead of what [retention] says. Raise ConfigError."""
+    """Return the same without a running gateway or next to one. `days` overrides [retention]. Raise ConfigError."""
     given = settings.retention if days is None else RetentionSettings.model_construct(keep_days=days)
     if ages(given, 0.0).newest is None:
         raise ConfigError("no age is given: set --older-than or [retention] keep_days")
@@ -105,7 +105,7 @@ async def prune_store(
     await asyncio.to_thread(check_form, settings.store)
     database = await Database.open(settings.store)
     try:
-        swept = await prune(database, ages(given, await database.read(clock.now)), dry=dry, told=told)
+        swept = await prune(database, ages(given, await database.read(clock.now)), dry=dry, report=report)
     finally:
         await database.close()
     if vacuum and not dry:
@@ -116,11 +116,11 @@ async def prune_store(
 def in_words(swept: Swept) -> str:
     """Return the result as one line of text."""
     by = ", ".join(f"{count} {fate}" for fate, count in sorted(swept.deleted.items()))
-    said = f"{swept.deleted.total()} episodes{f' ({by})' if by else ''} with {swept.calls} calls"
+    text = f"{swept.deleted.total()} episodes{f' ({by})' if by else ''} with {swept.calls} calls"
     if swept.needed:
         kept = ", ".join(f"{count} because {_NEEDED[why]}" for why, count in sorted(swept.needed.items()))
-        said += f"; kept, though old enough: {kept}"
-    return said
+        text += f"; kept, though old enough: {kept}"
+    return text
 
 
 async def delete_episode(database: Database, episode_id: str, *, force: bool) -> dict[str, Any]:
@@ -134,8 +134,8 @@ async def delete_episode(database: Database, episode_id: str, *, force: bool) ->
             message = f"episode {episode_id} is not closed: reward, close or abandon it first"
             raise Conflict(message, code="episode_open")
         if found.needed is not None and not (force and found.needed not in _FINAL):
-            said = "" if found.needed in _FINAL else "; `?force=true` deletes it all the same"
-            message = f"episode {episode_id} is kept: {_NEEDED[found.needed]}{said}"
+            text = "" if found.needed in _FINAL else "; `?force=true` deletes it all the same"
+            message = f"episode {episode_id} is kept: {_NEEDED[found.needed]}{text}"
             raise Conflict(message, code="episode_needed")
         if found.fate == "trained" and not force:
             message = (
@@ -143,7 +143,7 @@ async def delete_episode(database: Database, episode_id: str, *, force: bool) ->
                 " `?force=true` deletes it all the same"
             )
             raise Conflict(message, code="episode_trained")
-        retention.remove(connection, [found], "asked")
+        retention.remove(connection, [found], "requested")
         return {"was": found.fate, "calls": found.calls}
 
     return await database.submit(write)

@@ -1,6 +1,6 @@
 """What a rewarded episode is worth once its run is over. Pure.
 
-A reward says something about the policy only if the policy had a part in the episode. So a training episode that sampled no token
+A reward measures the policy only if the policy had a part in the episode. So a training episode that sampled no token
 from its own model, and an evaluation episode whose agent never called a model, end as `no_calls` instead of `rewarded`. (A call
 that is refused is a call: an evaluation whose prompt outgrew the context has its reward.)
 """

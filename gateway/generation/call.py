@@ -164,7 +164,7 @@ class Call:
     # Sampling
 
     def entered(self, engine: str, version: int, request_id: str) -> None:
-        """Begins a run in an engine that runs `version`. Routing hints that were about this step are spent."""
+        """Begin a run in an engine that runs `version`. Routing hints that were about this step are spent."""
         self._engine = self._turn.engine = engine
         if self.entered_at is None:
             self.entered_at = time.time()
@@ -195,12 +195,12 @@ class Call:
             self._finish = chunk.finish
 
     def check_length(self) -> None:
-        """Finishes a call that has all of its `max_tokens`, though its engine gave it back."""
+        """Finish a call that has all of its `max_tokens`, though its engine gave it back."""
         if self._finish is None and len(self._turn.ids) >= self.sampling.max_tokens:
             self._finish = "length"
 
     def stopped_at(self, count: int) -> None:
-        """Finishes the call after `count` tokens, where a stop string was found."""
+        """Finish the call after `count` tokens, where a stop string was found."""
         self._turn.truncate(count)
         self._finish = "stop"
 

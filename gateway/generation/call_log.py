@@ -28,7 +28,7 @@ from headgate.types import (
 )
 
 _FORMAT, _WITH_IMAGES = 1, 2
-"""An older build would go on with a call without its images, so their logs are of another format."""
+"""An older build would continue a call without its images, so their logs have another format."""
 _TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack

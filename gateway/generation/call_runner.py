@@ -114,7 +114,7 @@ class CallRunner:
         self._stopped_by = reason
         if self.call.turn.weights_have_changed or self._weights_may_change():
             await self._ask_for_account(task)
-        task.cancel()  # not `self._task`: the call may have been restarted meanwhile
+        task.cancel()  # not `self._task`: the call may have been restarted since
         await asyncio.wait({task})
 
     async def _generate(self) -> None:
@@ -197,7 +197,7 @@ class CallRunner:
             self._start_over(error)
 
     def _start_over(self, error: EngineError) -> None:
-        """Restarts a pinned call, whose sampler's state is lost, from its prompt. Raise EngineError if part of its reply was
+        """Restart a pinned call, whose sampler's state is lost, from its prompt. Raise EngineError if part of its reply was
         delivered."""
         call = self.call
         if call.delivered:
@@ -215,7 +215,7 @@ class CallRunner:
         return run is not None and run.slot.state == "held" and run.slot.settled
 
     async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
-        """Aborts the run and waits for the engine's labels, which alone show the tokens that were sampled before the weights
+        """Abort the run and wait for the engine's labels, which alone show the tokens that were sampled before the weights
         changed."""
         run = self._pool.run_of(self.call)
         if run is None or run.slot.engine is None:
@@ -235,7 +235,7 @@ _OF_A_GRAMMAR = re.compile("grammar|schema|regex|structural", re.IGNORECASE)
 
 
 def _name_field(error: EngineRefused, grammar: Grammar | None) -> None:
-    """Name the field of the request that an engine's refusal is about, where its words say that it is the grammar."""
+    """Name the field of the request that an engine's refusal is about, if its text names the grammar."""
     if grammar is not None and error.param is None and _OF_A_GRAMMAR.search(error.message):
         error.param, error.code = grammar.param, "invalid_schema"
         error.message = f"{grammar.param}: {error.message}"

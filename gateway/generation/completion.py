@@ -202,7 +202,7 @@ class Completion:
                     await self.reply.moved()
         except TimeoutError:
             if not self.reply.readers:
-                raise _NoReaders("the client went away and did not come back") from None
+                raise _NoReaders("the client disconnected and did not retry") from None
         if self._stopped_by is not None:
             raise self._stopped_by
 
@@ -289,9 +289,11 @@ class Completion:
         try:
             await self._record(message)
         except Conflict as error:
-            if error.code == "asked_again":
+            if error.code == "requested_again":
                 await self._abandon()
-            raise superseded() if error.code in ("recorded_elsewhere", "asked_again") else error from error
+            raise (
+                superseded() if error.code in ("recorded_elsewhere", "requested_again") else error
+            ) from error
         self._metrics.seconds.observe(time.time() - self.details.received_at)
         if self._lengths is not None:
             self._lengths.completed(len(self.call.turn.ids))
@@ -307,7 +309,7 @@ class Completion:
         faults = tool_faults(content, calls, self._segmenter.tool_names, cut=cut)
         if faults:
             functions = [call["function"] for call in calls]
-            self._tool_alarm.tell(self.reply.call_id, faults, content or repr(functions))
+            self._tool_alarm.report(self.reply.call_id, faults, content or repr(functions))
         return faults
 
     async def _abandon(self) -> None:

@@ -20,7 +20,7 @@ class RefusedRequests:
     """The refused requests of this process, by a name for each."""
 
     def __init__(self, handover: Handover | None) -> None:
-        """Without `handover` every retry comes to this process."""
+        """Without `handover` this process receives every retry."""
         self._handover = handover
         self._arrived: dict[RequestPlace, dict[str, float]] = {}
         """When they arrived, by the monotonic clock."""
@@ -47,12 +47,12 @@ class RefusedRequests:
         self, expected: dict[str, float], logs: Sequence[LoggedCall], unannounced: Container[str]
     ) -> dict[str, float]:
         """Return the refused requests that no other process has answered: they are in the bus, or `unannounced` when the bus was
-        asked."""
+        read."""
         logged = {at.log.call for at in logs if at.refused}
         return {n: at for n, at in expected.items() if n in logged or n in unannounced}
 
     def answered(self, place: RequestPlace, name: str) -> None:
-        """Forgets a refused request, whose retry has a reply now."""
+        """Forget a refused request, whose retry has a reply now."""
         if self._arrived.get(place, {}).pop(name, None) is not None and self._handover is not None:
             self._handover.end_refused(name)
 

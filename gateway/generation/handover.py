@@ -32,8 +32,8 @@ _LOG_EVERY_S = 0.025
 this time."""
 
 _BEAT_S = 1.0
-_ANYBODY = Process("anybody")
-"""The owner of the logs of refused requests: a retry may come to any process, so each of them may end these logs."""
+_ANY_PROCESS = Process("any-process")
+"""The owner of the logs of refused requests: any process may receive a retry, so each of them may end these logs."""
 _ENTRIES_PER_S = 4000
 """Bounds the time that logging takes: the more calls run, the less often each is logged."""
 
@@ -168,14 +168,14 @@ class Handover:
         self._open = False
 
     async def start(self) -> None:
-        """Announces this process as alive, and starts the heartbeat."""
+        """Announce this process as alive, and start the heartbeat."""
         self._open = True
         await self._beat()
         self._keep(asyncio.create_task(self._beat_forever(), name="bus-heartbeat"))
         self._keep(asyncio.create_task(self._write_forever(), name="bus-log"))
 
     async def close(self) -> None:
-        """Withdraws this process from the bus. The logs of its calls end, except those left for others (`leave`)."""
+        """Withdraw this process from the bus. The logs of its calls end, except those left for others (`leave`)."""
         await self.flush()
         self._open = False
         tasks = list(self._tasks)
@@ -207,7 +207,7 @@ class Handover:
         return call_log
 
     async def leave(self) -> None:
-        """Leaves the logs of the running calls for other processes to take over."""
+        """Leave the logs of the running calls for other processes to take over."""
         for call_log in self._logs.values():
             self._dirty[call_log] = None
         if await self.flush():
@@ -230,7 +230,7 @@ class Handover:
         return [call for log in logs if (call := _read(log)) is not None]
 
     def can_take_over(self, call: LoggedCall) -> bool:
-        """Return true if the call's process is gone and another process can continue the call. Output that a stream showed
+        """Return true if the call's process is dead and another process can continue the call. Output that a stream showed
         while the bus
         was away is not in its log, so a call that may have shown such output starts over."""
         if call.log.url is not None or call.details is None:
@@ -238,7 +238,7 @@ class Handover:
         return not call.details.stream or call.log.age_s < self._bus.unbroken_s
 
     async def take_over(self, call: LoggedCall) -> bool:
-        """Take over a call of a process that is gone. False: another process was faster, or the bus is away."""
+        """Take over a call of a dead process. False: another process was faster, or the bus is unavailable."""
         try:
             return await self._bus.take_over(call.log, self.process)
         except BusUnavailable:
@@ -253,7 +253,7 @@ class Handover:
             log.info("call %s: its log stays until it is forgotten", call.log.call)
 
     def expect(self, place: tuple[str, str], request_key: str, name: str, arrived: float) -> None:
-        """Announces to other processes a refused request, which may be retried at any of them."""
+        """Announce to other processes a refused request, which may be retried at any of them."""
         head = log_format.head_of_refused(request_key, time.monotonic() - arrived)
         self.announcing.add(name)
         writing = self._write_refused(Entry(name, _place(place), 1, head, b"", 0, b""))
@@ -270,14 +270,14 @@ class Handover:
         async def write() -> None:
             async with self._writing:
                 try:
-                    await self._bus.write(_ANYBODY, [entry])
+                    await self._bus.write(_ANY_PROCESS, [entry])
                 except BusUnavailable:
                     log.info("the bus is away: other processes do not know of a request that was refused")
 
         return self._keep(asyncio.create_task(write(), name="bus-refused")) if self._open else None
 
     def mark_dirty(self, call_log: CallLog) -> bool:
-        """Schedules a call's new tokens for the log; called for every chunk. False: the handover is closed, and nothing is
+        """Schedule a call's new tokens for the log; called for every chunk. False: the handover is closed, and nothing is
         logged."""
         if self._open and call_log not in self._dirty:
             self._dirty[call_log] = None

@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.generation.plan_messages import Table
 from gateway.generation.slot import Slot
 from headgate.errors import GatewayError
-from scheduler.program.calls import Others
+from scheduler.program.calls import PeerLoad
 
 
 class Peers(Protocol):
@@ -23,7 +23,7 @@ class Peers(Protocol):
         ...
 
     def begin_weight_swap(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
-        """Announces that the engine will continue its frozen requests under `version`."""
+        """Announce that the engine will continue its frozen requests under `version`."""
         ...
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
@@ -31,7 +31,7 @@ class Peers(Protocol):
         ...
 
     def remove_engine(self, model: str, name: str) -> Awaitable[None]:
-        """Announces that an engine was removed."""
+        """Announce that an engine was removed."""
         ...
 
     def open_episode(self, episode_id: str) -> None:
@@ -50,8 +50,8 @@ class Peers(Protocol):
         """Return the number of other processes' calls that wait for an engine."""
         ...
 
-    def others(self, model: str) -> Others:
-        """The other processes' calls, by the last report of each."""
+    def peer_load(self, model: str) -> PeerLoad:
+        """Return the other processes' calls, by the last report of each."""
         ...
 
     def send_table(self, model: str, table: Table | None) -> None:
@@ -59,7 +59,7 @@ class Peers(Protocol):
         ...
 
 
-class _Done:
+class _Completed:
     """An awaitable that returns immediately."""
 
     def __await__(self) -> Generator[None]:
@@ -71,22 +71,22 @@ class NoPeers:
     """No other process: for a gateway of one process."""
 
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
-        return _Done()
+        return _Completed()
 
     def begin_weight_swap(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
-        return _Done()
+        return _Completed()
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
-        return _Done()
+        return _Completed()
 
     def remove_engine(self, model: str, name: str) -> Awaitable[None]:
-        return _Done()
+        return _Completed()
 
     def open_episode(self, episode_id: str) -> None:
         pass
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
-        return _Done()
+        return _Completed()
 
     def count_runs(self, model: str, name: str) -> tuple[int, int]:
         return 0, 0
@@ -94,8 +94,8 @@ class NoPeers:
     def count_waiting(self, model: str) -> int:
         return 0
 
-    def others(self, model: str) -> Others:
-        return Others(1)
+    def peer_load(self, model: str) -> PeerLoad:
+        return PeerLoad(1)
 
     def send_table(self, model: str, table: Table | None) -> None:
         pass

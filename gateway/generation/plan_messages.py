@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gateway.generation.call import Call
 from gateway.generation.slot import Slot
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
+from scheduler.program.calls import EngineLoad, PeerLoad, PeerQueued, PeerRunning, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class CallCounts:
 
     queued: tuple[tuple[int, int, int], ...] = ()
     """Calls that wait for an engine: `min_version`, how many, and their tokens together."""
-    held: tuple[tuple[str, int, int], ...] = ()
+    running: tuple[tuple[str, int, int], ...] = ()
     """Calls in engines: the engine, `min_version`, and how many."""
 
 
@@ -30,19 +30,19 @@ class CallCounts:
 class Table:
     """A snapshot of a model's engines as the coordinator's program has it, and what that has decided."""
 
-    engines: tuple[EngineSeen, ...]
+    engines: tuple[EngineLoad, ...]
     """`running` and `waiting` count the calls of every process."""
     plan: Plan
     speeds: Mapping[str, EngineModel] = field(default_factory=dict)
     """The fitted speed of engines."""
-    others: Others = field(default_factory=lambda: Others(1))
+    peer_load: PeerLoad = field(default_factory=lambda: PeerLoad(1))
     """The load of all processes but the one that reads this."""
 
     def inside(self) -> Counter[str]:
-        """The other processes' calls in each engine."""
+        """Return the other processes' calls in each engine."""
         found: Counter[str] = Counter()
-        for held in self.others.held:
-            found[held.engine] += held.calls
+        for running in self.peer_load.running:
+            found[running.engine] += running.calls
         return found
 
 
@@ -52,25 +52,25 @@ def count_calls(waiting: Iterable[Call], slots: Iterable[Slot]) -> CallCounts:
     for call in waiting:
         calls, tokens = queued.get(call.min_version, (0, 0))
         queued[call.min_version] = calls + 1, tokens + call.length
-    held = Counter((slot.name, run.call.min_version) for slot in slots for run in slot.runs.values())
+    running = Counter((slot.name, run.call.min_version) for slot in slots for run in slot.runs.values())
     return CallCounts(
         tuple((version, *counted) for version, counted in sorted(queued.items())),
-        tuple((name, version, calls) for (name, version), calls in sorted(held.items())),
+        tuple((name, version, calls) for (name, version), calls in sorted(running.items())),
     )
 
 
-def others_of(counts: Collection[CallCounts]) -> Others:
+def peer_load_of(counts: Collection[CallCounts]) -> PeerLoad:
     """Return the combined load of the other processes."""
     queued: dict[int, tuple[int, int]] = {}
-    held: Counter[tuple[str, int]] = Counter()
+    running: Counter[tuple[str, int]] = Counter()
     for one in counts:
         for version, calls, tokens in one.queued:
             before = queued.get(version, (0, 0))
             queued[version] = before[0] + calls, before[1] + tokens
-        for name, version, calls in one.held:
-            held[name, version] += calls
-    return Others(
+        for name, version, calls in one.running:
+            running[name, version] += calls
+    return PeerLoad(
         1 + len(counts),
-        tuple(Queued(v, calls, tokens // calls) for v, (calls, tokens) in sorted(queued.items())),
-        tuple(Held(name, version, calls) for (name, version), calls in sorted(held.items())),
+        tuple(PeerQueued(v, calls, tokens // calls) for v, (calls, tokens) in sorted(queued.items())),
+        tuple(PeerRunning(name, version, calls) for (name, version), calls in sorted(running.items())),
     )

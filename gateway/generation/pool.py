@@ -59,11 +59,11 @@ class EngineMonitor(Protocol):
     """What is informed of engines that fail the calls of this process."""
 
     def unreachable(self, model: str, slot: Slot) -> None:
-        """A request could not reach the engine, or lost it."""
+        """Handle a request that could not reach the engine, or lost it."""
         ...
 
     def disputed(self, model: str, slot: Slot, reason: str) -> None:
-        """The engine is of no use: it reports another version than it should have, or it is silent."""
+        """Handle an engine that reports another version than it should have, or does not respond."""
         ...
 
 
@@ -142,11 +142,11 @@ class EnginePool:
             raise _queue_full()
 
     def release(self, call: Call) -> None:
-        """The call has left the engine that it acquired."""
+        """Release the engine that the call had acquired."""
         self._placer.left(call)
 
     async def _place(self, call: Call) -> Slot:
-        """Has the placer choose an engine."""
+        """Have the placer choose an engine."""
         request = self._requests[call.call_id] = PlacementRequest(call)
         try:
             self._placer.submit(request)
@@ -161,7 +161,7 @@ class EnginePool:
             del self._requests[call.call_id]
 
     def let_wait(self, request: PlacementRequest) -> bool:
-        """Lets a call wait for an engine; False if too many wait, and it is refused."""
+        """Let a call wait for an engine; False if too many wait, and it is refused."""
         if self.waiting >= self._queue.max_waiting and not request.call.has_run:
             request.found.set_exception(_queue_full())
             return False
@@ -224,13 +224,13 @@ class EnginePool:
                 slot.hold(reason)
 
     def notify(self) -> None:
-        """Has waiting calls look for an engine again, a few at a time, after slots have changed."""
+        """Have waiting calls look for an engine again, a few at a time, after slots have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
         self._placer.changed()
 
     def on_state_change(self) -> None:
-        """Announces a slot's new state to the placer; wakes no waiting call."""
+        """Announce a slot's new state to the placer; wake no waiting call."""
         self._placer.changed()
 
     async def wait_for_turn(self) -> None:
@@ -271,7 +271,7 @@ class EnginePool:
             self._cached.popitem(last=False)
 
     def cached(self, call: Call) -> tuple[str, int]:
-        """The name of the engine that has most of the call's tokens cached, and how many; empty if none has any."""
+        """Return the name of the engine that has most of the call's tokens cached, and how many; empty if none has any."""
         known = self._cached.get(call.episode_id)
         slot = self.slots.get(known.slot) if known is not None else None
         if known is None or slot is None or known.generation != slot.generation:
@@ -328,7 +328,7 @@ class EnginePool:
         return slot.runs.get(call.request_id) if slot is not None else None
 
     def silent(self, stall_s: float) -> list[Slot]:
-        """Cuts stalled runs; returns the open engines that have sent no token for `stall_s`.
+        """Cut stalled runs; return the open engines that have sent no token for `stall_s`.
 
         A run without a first token may still be queued in the engine, so it is cut only if the whole engine is silent.
         """

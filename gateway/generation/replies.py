@@ -4,7 +4,7 @@ Owns every reply in progress, finished replies that no client has had whole (for
 be retried. Invariants:
 - requests with one idempotency key get the same reply, whenever they come;
 - a retry without a key gets the reply of the request that it repeats (`retry_matching`), and no other client's;
-- equal requests get separate replies, unless the other request's client is known to be gone.
+- equal requests get separate replies, unless the other request's client is known to have disconnected.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _TRIES = 3
 """The number of times a retry looks for its call while other processes take it over."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
-"""Codes of failures after which no retry comes to this process for the same call."""
+"""Codes of failures after which this process receives no retry of the same call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Replies:
         if self._handover is None:
             return None
         key, call_id = request.key, completion.reply.call_id
-        if await self._database.submit(lambda c: turns.begin_again(c, key.episode_id, key.name, call_id)):
+        if await self._database.submit(lambda c: turns.restart(c, key.episode_id, key.name, call_id)):
             return None
         return await self._recorded(request)
 
@@ -254,7 +254,7 @@ class Replies:
     async def _earlier(self, key: RequestKey) -> list[EarlierRequest[_Source]]:
         """Every earlier request that a retry may repeat: those in this process, then those in the bus, then those in the record.
 
-        This order misses none that is recorded meanwhile.
+        No reply is missed that is recorded during the search.
         """
         here = {c.reply.call_id: c for c in self._completions.get(key.place, ())}
         there: dict[str, LoggedCall] = {}
@@ -316,7 +316,7 @@ class Replies:
         return OwnedByPeer(logged.log.url, partial(self._handover.alive, logged.log.owner))
 
     async def _replace_refused(self, place: tuple[str, str], request: EarlierRequest[_Source]) -> None:
-        """Forgets a refused request, whose retry has a reply now."""
+        """Forget a refused request, whose retry has a reply now."""
         if isinstance(request.source, LoggedCall):
             assert self._handover is not None
             if request.source.refused:
@@ -337,7 +337,7 @@ class Replies:
         await asyncio.gather(*(completion.stop(reason) for completion in found))
 
     def _orphan(self, key: RequestKey) -> Reader | None:
-        """Return a reply to an equal request whose client is gone."""
+        """Return a reply to an equal request whose client has disconnected."""
         found = (c for c in self._completions.get(key.place, ()) if c.joinable and c.reply.orphaned)
         completion = next(found, None)
         return completion.reply.read() if completion else None
@@ -366,7 +366,7 @@ class Replies:
         return reader
 
     async def _recorded(self, request: _Request, call_id: str = "") -> Reader | None:
-        """Replays the recorded reply of a call, or the newest one, from its tokens."""
+        """Replay the recorded reply of a call, or the newest one, from its tokens."""
         key = request.key
 
         def read(connection: Connection) -> tuple[CallRecord, TokenTree] | None:
@@ -397,9 +397,9 @@ def _replay(call: CallRecord, tree: TokenTree, segment: Segment) -> Reply:
 
 
 def _answers(connection: Connection, key: RequestKey) -> tuple[list[CallRecord], tuple[str, float] | None]:
-    """The recorded answers to a request, and the call that a retry of it has restarted."""
+    """Return the recorded answers to a request, and the call that a retry of it has restarted."""
     recorded = turns.answers(connection, key.episode_id, key.name)
-    return recorded, turns.begun_anew(connection, key.episode_id, key.name)
+    return recorded, turns.restarted(connection, key.episode_id, key.name)
 
 
 def _check(key: RequestKey, stored: str) -> None:
@@ -409,5 +409,5 @@ def _check(key: RequestKey, stored: str) -> None:
 
 
 def _is_elsewhere(failure: Exception | None) -> bool:
-    """Return whether no retry will come to this process for a call that failed here."""
+    """Return whether this process will receive no retry of a call that failed here."""
     return isinstance(failure, GatewayError) and failure.code in _NOT_BACK

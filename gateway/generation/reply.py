@@ -32,7 +32,7 @@ class ReplyListener(Protocol):
     """What generates a reply."""
 
     async def no_readers(self) -> None:
-        """The last reader has left before the end."""
+        """Handle that the last reader has left before the end."""
         ...
 
 
@@ -146,7 +146,7 @@ class Reply:
             await self._listener.no_readers()
 
     def move(self) -> None:
-        """Wakes all tasks that wait in `moved`."""
+        """Wake all tasks that wait in `moved`."""
         self._moved.set()
 
     async def moved(self) -> None:
@@ -198,7 +198,6 @@ class Choices:
 
     @property
     def completion_tokens(self) -> int:
-        """The tokens of all replies."""
         return sum(reply.completion_tokens for reply in self.replies)
 
     def mark_delivered(self) -> None:

@@ -1,7 +1,7 @@
 """Finds the earlier request that a retry repeats. Pure.
 
 A client without an idempotency key only repeats a body. Equal bodies may be independent samples (best of n), so the body does not
-say which request is repeated; the outcome of each earlier request does: a client that was answered does not come again. Equal
+identify the repeated request; the outcomes of the earlier requests do: a client that was answered does not retry. Equal
 requests are interchangeable, so each client only needs a reply of its own.
 """
 
@@ -42,9 +42,9 @@ def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> Earli
 
     `exact`: all of `earlier` have the retry's idempotency key, so they are one request. Otherwise, in this order:
     1. a request that lost its client: the client is back;
-    2. a request that was refused or failed: its client was asked to retry;
+    2. a request that was refused or failed: its client is expected to retry;
     3. the only earlier request, even if its client seems to be connected: a connection can break unnoticed;
-    4. a request in another process, if none runs here: that process knows whether its client is gone.
+    4. a request in another process, if none runs here: that process knows whether its client has disconnected.
     """
     lost, served = RequestState.LOST, (RequestState.HERE, RequestState.ELSEWHERE, RequestState.RECORDED)
     states = (lost, *served) if exact else (lost, RequestState.REFUSED)
@@ -65,7 +65,7 @@ def is_answered(request: EarlierRequest[T], call_id: str, age_s: float, *, now: 
     """Return true if a refused request was repeated by a retry that began the call `call_id` `age_s` ago.
 
     That call counts for every equal request which had arrived before. The process that refused one of them may not know that,
-    because the retry came to another process.
+    because another process received the retry.
     """
     if request.state is not RequestState.REFUSED or request.arrived is None or request.call_id == call_id:
         return False

@@ -137,7 +137,7 @@ class Slot:
         return "0" if self.adapter else str(self.version)
 
     def movable(self, version: int | None = None) -> list[str]:
-        """Ids of the requests that can continue in another engine; `version`: of those that began under it."""
+        """Return the ids of the requests that can continue in another engine; `version`: of those that began under it."""
         runs = (run for run in self.runs.values() if version is None or run.version == version)
         return [run.request_id for run in runs if not run.pinned]
 
@@ -269,7 +269,7 @@ class Slot:
         self._settled.set()
 
     def evict(self, reason: str) -> None:
-        """Discards held output, which will never be confirmed, and cuts the runs; their calls continue in other engines."""
+        """Discard held output, which will never be confirmed, and cut the runs; their calls continue in other engines."""
         if not self._settled.is_set():
             self._cut_all(reason)
 

@@ -37,7 +37,7 @@ class Placer(Protocol):
         ...
 
     def cancel(self, request: PlacementRequest) -> None:
-        """Withdraws a request for an engine. Does nothing if the call already has one."""
+        """Withdraw a request for an engine. Do nothing if the call already has one."""
         ...
 
     def left(self, call: Call) -> None:
@@ -49,7 +49,7 @@ class Placer(Protocol):
         ...
 
     def retire(self) -> list[PlacementRequest]:
-        """Stop choosing; returns the requests that are still open, for another placer."""
+        """Stop choosing; return the requests that are still open, for another placer."""
         ...
 
 
@@ -83,7 +83,7 @@ class SlotPlacer:
         self._waiting.pop(request, None)
 
     def left(self, call: Call) -> None:
-        """Does nothing: the slots count their runs."""
+        """Do nothing: the slots count their runs."""
 
     def changed(self) -> None:
         """Let waiting calls retry, a few at a time."""

@@ -13,7 +13,7 @@ from gateway.trajectories.recorder import TurnDetails
 WAIT, ENGINE, COMMIT = "placement wait", "engine request", "commit"
 """The steps of a call."""
 _OPERATIONS = {"completions": "text_completion"}
-"""The operations of dialects that are no chat."""
+"""The operations of dialects other than chat."""
 
 
 def name_of(api: str, model: str) -> str:

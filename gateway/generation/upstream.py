@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
-"""0 is no limit; None would be aiohttp's default of 100."""
+"""0 means no limit; None would be aiohttp's default of 100."""
 
 
 class Upstream:
@@ -106,7 +106,7 @@ class Upstream:
         return body.replace(self._key.encode(), b"***") if self._key else body
 
     def broken(self, call: UpstreamCall) -> UpstreamFailed:
-        """Return the error for a stream that ended early without saying so."""
+        """Return the error for a stream that ended early without an error event."""
         call.finish("error")
         return UpstreamFailed(
             f"the upstream of {self.name!r} ended its answer in the middle", code="upstream_broke_off"
@@ -125,7 +125,7 @@ class Upstream:
             "request_key": "",
             "api": call.api,
             "stream": bool(call.request.get("stream")),
-            "asked": {k: v for k, v in call.request.items() if k not in ("messages", "tools")},
+            "requested": {k: v for k, v in call.request.items() if k not in ("messages", "tools")},
             "used": {},
             "logprobs_mode": "",
             "engine": "upstream",

@@ -23,13 +23,13 @@ or a comparison that a judge decides (`reference_key`). `grading` has their regi
 
     {"episode_id", "task_id", "group_id", "model",
      "metadata":   what the episode was opened with,
-     "calls":      [{"call_id", "model", "asked", "finish_reason", "reward"}, ...]   every call, oldest first; `asked` has the
-                   parameters, and `reward` is what was posted on the call (or null),
+     "calls":      [{"call_id", "model", "requested", "finish_reason", "reward"}, ...]   every call, oldest first; `requested` has
+                   the parameters, and `reward` is what was posted on the call (or null),
      "turns":      [{"call_id", "prompt_text", "text"}, ...]   what the episode's model was given and sampled, oldest first,
                    marks of the template included, abandoned turns left out,
      "final_text": the text of the last turn; empty if there is none}
 
 and answer a number: a function returns it, a URL answers `{"reward": number}`. With `{"reward": ..., "calls": {"CALL": number}}`
-they say which part of it single calls earned, and that becomes the reward of those calls. The episode's reward is the sum of
+they state which part of it single calls earned, and that becomes the reward of those calls. The episode's reward is the sum of
 the answers times their weights, plus what was posted on its other calls. `grading` owns the graders and repeats failed requests.
 """

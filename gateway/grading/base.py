@@ -9,7 +9,7 @@ from headgate.rewards import number
 
 
 class GradingFailed(Exception):
-    """A try gave no reward; `final` says that no other try would."""
+    """An attempt gave no reward; `final` means that no other attempt would."""
 
     def __init__(self, message: str, *, final: bool = False) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class GradingFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The judgement of a grader about an episode."""
+    """The judgment of a grader about an episode."""
 
     reward: float
     """The whole, what single calls earned included."""
@@ -43,7 +43,7 @@ class Grader(Protocol):
     """Computes a number for an episode."""
 
     async def grade(self, episode: dict[str, Any]) -> Answer:
-        """One try; waits its turn first. Raise GradingFailed."""
+        """One try; wait its turn first. Raise GradingFailed."""
 
     async def close(self) -> None:
         """End what outlives a try."""

@@ -54,7 +54,7 @@ def _call(call: CallRecord) -> dict[str, Any]:
     return {
         "call_id": call["id"],
         "model": call["model"],
-        "asked": call["asked"],
+        "requested": call["requested"],
         "finish_reason": call["finish_reason"],
         "reward": call["reward"],
     }

@@ -16,7 +16,7 @@ from gateway.grading.base import Answer, GradingFailed, answer_of
 from headgate.processes.lines import LineWorker, WorkerFailed
 
 _START_S = 300.0
-"""A function may import large packages, and all workers may start at once."""
+"""A function may import large packages, and all workers may start together."""
 
 
 class FunctionGrader:
@@ -61,18 +61,18 @@ class FunctionGrader:
             raise GradingFailed(f"{self._function}: {error}") from error
 
     async def close(self) -> None:
-        """Kills the workers."""
+        """Kill the workers."""
         await asyncio.gather(*(worker.end() for worker in self._workers))
 
     async def _start(self, worker: LineWorker) -> None:
         try:
             async with asyncio.timeout(_START_S):
                 await worker.start()
-                said = await worker.listen()
+                message = await worker.listen()
         except TimeoutError as error:
             raise GradingFailed(f"{self._function} was not imported within {_START_S:g} s") from error
         except WorkerFailed as error:
             raise GradingFailed(str(error)) from error
-        if said != {"ready": True}:
+        if message != {"ready": True}:
             await worker.end()
-            raise GradingFailed(f"{self._function} cannot be imported:\n{said.get('error', said)}")
+            raise GradingFailed(f"{self._function} cannot be imported:\n{message.get('error', message)}")

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0
 _READS = 8
-"""Episodes that are read from the store at once: it has other readers."""
+"""How many episodes are read from the store concurrently: it has other readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Grading:
         rewards: RewardSettings | None = None,
         gateway: OwnGateway = NOWHERE,
     ) -> None:
-        """`rewards`: between which numbers an answer is a reward. `gateway`: where judges are asked."""
+        """`rewards`: the range of valid rewards. `gateway`: where judges send their requests."""
         self._settings = settings
         self._rewards = rewards or RewardSettings()
         self._database = database
@@ -90,7 +90,7 @@ class Grading:
         return bool(self._names(model))
 
     async def grade(self, episode_id: str, model: str) -> Grade:
-        """Return the grade of a stored episode. Raise GradingFailed, which says what every grader that failed said."""
+        """Return the grade of a stored episode. Raise GradingFailed with the error of every grader that failed."""
         names = self._names(model)
         if not names:
             raise GradingFailed(f"[graders]: no grader is for the model {model!r}", final=True)

@@ -1,9 +1,9 @@
-"""A model of this gateway that judges: what it is asked, where that is recorded, and what it said before.
+"""A model of this gateway that judges: its requests, where they are recorded, and its earlier judgments.
 
-Owns the connections to this gateway and the judgements that are kept. Invariants: each judgement is a call in an evaluation
+Owns the connections to this gateway and the judgments that are kept. Invariants: each judgment is a call in an evaluation
 episode of its own, so it is recorded and never trained; a try that failed ends its episode with a reason; the same text is
-judged once, however many episodes of a model have it; a judgement that failed is not kept; a judge's episode is of the judged
-model, so whoever may see that model's episodes sees it, and no other project does.
+judged once, however many episodes of a model have it; a judgment that failed is not kept; a judge's episode is of the judged
+model, so it is visible to those who may see that model's episodes, and to no other project.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from headgate.types import EpisodeOpened
 log = logging.getLogger(__name__)
 
 CHARACTERS = 50_000
-"""A judge reads so many of a conversation: its end."""
+"""A judge reads this many characters of a conversation: its end."""
 _MARGIN_S = 5.0
-FAILED, LATE, UNREADABLE = "judge_failed", "judge_late", "judgement_unreadable"
-"""The reasons of a judge's episode that has no judgement: no reply, none in time, or one that is no judgement."""
+FAILED, LATE, UNREADABLE = "judge_failed", "judge_late", "judgment_unreadable"
+"""The reasons of a judge's episode that has no judgment: no reply, none in time, or one that is not a judgment."""
 _KEPT = 10_000
 _PAUSE_S = 0.5
 Read = Callable[[str], float]
-"""Reads a judgement from a reply. Raise ValueError."""
+"""Reads a judgment from a reply. Raise ValueError."""
 
 
 class Judge:
-    """`model`, for the grader `grader`; asked by at most `requests` at once, for at most `timeout_s` seconds."""
+    """`model`, for the grader `grader`: at most `requests` concurrent requests, each for at most `timeout_s` seconds."""
 
     def __init__(
         self, model: str, grader: str, gateway: OwnGateway, requests: int, timeout_s: float, max_tokens: int
@@ -48,10 +48,10 @@ class Judge:
         self._admin = GatewayClient(gateway.admin_url, gateway.admin_key, timeout_s + _MARGIN_S)
         self._http = httpx.AsyncClient(base_url=gateway.url, timeout=None)
         self._judged: dict[str, asyncio.Task[float]] = {}
-        """Judgements by a hash of the judged model and the question, the newest last. Several episodes may wait for one."""
+        """Judgments by a hash of the judged model and the question, the newest last. Several episodes may wait for one."""
 
     async def judge(self, episode: dict[str, Any], question: str, read: Read) -> float:
-        """Return the judgement of a question about an episode. Raise GradingFailed."""
+        """Return the judgment of a question about an episode. Raise GradingFailed."""
         key = hashlib.sha256(f"{episode['model']}\n{question}".encode()).hexdigest()
         judging = self._judged.pop(key, None)
         if judging is None:
@@ -64,11 +64,11 @@ class Judge:
         return await asyncio.shield(judging)  # another episode may wait for the same
 
     async def close(self) -> None:
-        """End what is asked, and close connections."""
-        asked = [judging for judging in self._judged.values() if not judging.done()]
-        for judging in asked:
+        """Stop running requests, and close connections."""
+        running = [judging for judging in self._judged.values() if not judging.done()]
+        for judging in running:
             judging.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
         await self._admin.close()
         await self._http.aclose()
 
@@ -77,7 +77,7 @@ class Judge:
             del self._judged[key]
 
     async def _ask(self, episode: dict[str, Any], question: str, read: Read) -> float:
-        """Keep the judgement as the reward of the judge's own episode; ends it with a reason if there is none."""
+        """Keep the judgment as the reward of the judge's own episode; ends it with a reason if there is none."""
         opened: EpisodeOpened | None = None
         cause: Exception
         try:
@@ -87,14 +87,14 @@ class Judge:
                 await self._admin.reward(opened.episode_id, judged)
                 return judged
         except TimeoutError as error:
-            reason, said, cause = LATE, f"was not done within {self._timeout_s:g} s", error
+            reason, detail, cause = LATE, f"was not done within {self._timeout_s:g} s", error
         except (GatewayRefused, httpx.HTTPError) as error:
-            reason, said, cause = FAILED, f"gave no reply: {error!r}", error
+            reason, detail, cause = FAILED, f"gave no reply: {error!r}", error
         except ValueError as error:
-            reason, said, cause = UNREADABLE, f"gave no judgement: {error}", error
+            reason, detail, cause = UNREADABLE, f"gave no judgment: {error}", error
         if opened is not None:
-            await self._abandon(opened, reason, said)
-        raise GradingFailed(f"the judge {self._model} {said}") from cause
+            await self._abandon(opened, reason, detail)
+        raise GradingFailed(f"the judge {self._model} {detail}") from cause
 
     async def _open(self, episode: dict[str, Any]) -> EpisodeOpened:
         place = f"judge/{self._grader}", f"judge/{episode['episode_id']}"
@@ -121,7 +121,7 @@ class Judge:
         return response.json()
 
     def _read(self, answer: Any, read: Read) -> float:
-        """Return the judgement in an answer. Raise ValueError for one that is none, or was cut short."""
+        """Return the judgment in an answer. Raise ValueError if it has none, or was cut short."""
         try:
             choice = answer["choices"][0]
             reply: str = choice["message"].get("content") or ""
@@ -134,10 +134,10 @@ class Judge:
         except ValueError as error:
             raise ValueError(f"{error}: {reply[-200:]!r}") from error
 
-    async def _abandon(self, opened: EpisodeOpened, reason: str, said: str) -> None:
+    async def _abandon(self, opened: EpisodeOpened, reason: str, detail: str) -> None:
         """End a judge's own episode, if the gateway lets it; else it ends when it has been idle for long."""
         try:
             async with asyncio.timeout(_MARGIN_S):
-                await self._admin.abandon(opened.episode_id, reason, said)
+                await self._admin.abandon(opened.episode_id, reason, detail)
         except (GatewayRefused, httpx.HTTPError, TimeoutError) as error:
             log.warning("the judge's episode %s stays open: %r", opened.episode_id, error)

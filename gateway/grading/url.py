@@ -18,7 +18,7 @@ _TOO_MANY = 429
 
 
 class UrlGrader:
-    """`url`, asked by at most `requests` at once; a try takes at most `timeout_s` seconds."""
+    """`url`, with at most `requests` concurrent requests; an attempt takes at most `timeout_s` seconds."""
 
     def __init__(self, url: str, requests: int, timeout_s: float) -> None:
         self._url = url
@@ -30,7 +30,7 @@ class UrlGrader:
         )
 
     async def grade(self, episode: dict[str, Any]) -> Answer:
-        """Asks the URL. An answer that another try would not change is final: a redirection, and every 4xx but 429."""
+        """Query the URL. An answer that another try would not change is final: a redirection, and every 4xx but 429."""
         content = orjson.dumps(episode)
         async with self._turns:
             try:
@@ -41,9 +41,9 @@ class UrlGrader:
             except httpx.HTTPError as error:
                 raise GradingFailed(f"{self._url}: {error!r}") from error
         if not response.is_success:
-            again = response.is_server_error or response.status_code == _TOO_MANY
+            retryable = response.is_server_error or response.status_code == _TOO_MANY
             raise GradingFailed(
-                f"{self._url} answered {response.status_code}: {response.text[:500]}", final=not again
+                f"{self._url} answered {response.status_code}: {response.text[:500]}", final=not retryable
             )
         return self._reward(response)
 

@@ -27,7 +27,7 @@ _QUOTED = 4000
 
 
 def main(name: str) -> int:
-    """Serve until the input ends. Answers the exit status."""
+    """Serve until the input ends. Return the exit status."""
     questions, answers = private_streams()
     try:
         function = load(name)

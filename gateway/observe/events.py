@@ -1,9 +1,9 @@
-"""The feed of events: what SQL has of them, and what comes, to everyone who watches.
+"""The feed of events for all watchers: stored events from SQL, and new ones.
 
 Every process of a cluster has one, and reads SQL alone, so a watcher may ask any of them. Invariants:
 - a watcher gets every event that it chose, in order and once, from its cursor on. Where events are missing because SQL has
-  forgotten them, or does not know the cursor, it gets a `gap` that says which;
-- the newest events are kept in memory (`_Ring`), each written as bytes once for all watchers, and only while someone watches: one
+  forgotten them, or does not know the cursor, it gets a `gap` that names them;
+- the newest events are kept in memory (`_Ring`), each written as bytes once for all watchers, and only for watchers: one
   reader asks SQL for them. A watcher that reads slower than they come falls out of the ring and goes on from SQL, at its own
   pace. So a watcher holds one piece of its stream at most, however slow it is;
 - the more watch, the longer events are gathered before they are sent: a watcher costs a piece that is written, not its events.
@@ -37,16 +37,16 @@ T = TypeVar("T")
 _PAGE = 500
 """Events that one query reads."""
 _PIECE = 256 * 1024
-"""About so many bytes are given to a watcher at once."""
+"""The approximate number of bytes that a watcher receives in one piece."""
 _RING_EVENTS = 5_000
 _RING_BYTES = 8 * 2**20
 _GATHER_S, _GATHER_EACH_S, _GATHER_MOST_S = 0.1, 0.005, 1.0
 """Seconds between two looks at SQL: at least, for each watcher, and at most."""
 _SILENT = 1_000
-"""After so many events of which a watcher got none, it gets the id that the stream has reached, so that it need not read
+"""After this many events without one for a watcher, it receives the id that the stream has reached, so that it need not read
 them again."""
 _READING_AT_ONCE = 2
-"""Watchers that read from SQL at the same time; the readers of the database are everybody's."""
+"""Watchers that read from SQL at the same time; all watchers share the readers of the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +59,23 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Events that a watcher asked for and does not get: the ids from `first` to `until`, or an unknown cursor."""
+    """Requested events that a watcher does not get: the ids from `first` to `until`, or an unknown cursor."""
 
     why: str
     """`forgotten`: SQL keeps them no more. `unknown`: there never was an event with the id of the cursor in this database."""
     first: int
     until: int
     after: int
-    """The stream goes on after this id."""
+    """The stream continues after this id."""
 
     def written(self) -> bytes:
         """Return the gap as a server-sent event."""
-        said = {
+        gap = {
             "id": self.after,
             "kind": "gap",
             "data": {"why": self.why, "from": self.first, "to": self.until},
         }
-        return b"id: %d\nevent: gap\ndata: %s\n\n" % (self.after, to_json(said).encode())
+        return b"id: %d\nevent: gap\ndata: %s\n\n" % (self.after, to_json(gap).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,15 @@ class _Ring:
             self._ids.append(event.id)
             self._events.append((event, data))
             self._bytes += len(data)
-        gone = 0
-        while len(self._ids) - gone > _RING_EVENTS or self._bytes > _RING_BYTES:
-            self._bytes -= len(self._events[gone][1])
-            self.base = self._ids[gone]
-            gone += 1
-        del self._ids[:gone], self._events[:gone]
+        dropped = 0
+        while len(self._ids) - dropped > _RING_EVENTS or self._bytes > _RING_BYTES:
+            self._bytes -= len(self._events[dropped][1])
+            self.base = self._ids[dropped]
+            dropped += 1
+        del self._ids[:dropped], self._events[:dropped]
 
     def since(self, last: int, wanted: EventFilter) -> tuple[bytes, int]:
-        """The next piece after an id that is not before `base`, and the id up to which it goes. Who has read SQL may be ahead."""
+        """Return the next piece after an id that is not before `base`, and its last id. A reader of SQL may be ahead."""
         if last >= self.newest:
             return b"", last
         if last != self._before:
@@ -210,12 +210,12 @@ class EventFeed:
     async def watch(
         self, wanted: EventFilter, start: Start, wait_s: float | None = None
     ) -> AsyncIterator[bytes]:
-        """Yield the stream of one watcher: whole server-sent events, some at once. It ends after `wait_s`, once nothing is
+        """Yield the stream of one watcher: whole server-sent events, several in a piece. It ends after `wait_s`, once nothing is
         left."""
         self.check()
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         with self._counted():
-            last = told = await self._read(partial(first_id, start=start, wanted=wanted))
+            last = reported = await self._read(partial(first_id, start=start, wanted=wanted))
             yield _place(last)
             while not self._closed:
                 news, ring = self._news, self._ring
@@ -226,10 +226,10 @@ class EventFeed:
                     piece, last = ring.since(last, wanted)
                     whole = last >= ring.newest
                 if piece:
-                    told = last
+                    reported = last
                     yield piece
-                elif last - told >= _SILENT:
-                    told = last
+                elif last - reported >= _SILENT:
+                    reported = last
                     yield _place(last)
                 if whole and not await self._more(news, until):
                     return
@@ -271,7 +271,7 @@ class EventFeed:
             self._reader = self._ring = None
 
     async def _follow(self) -> None:
-        """Keep the ring, while someone watches."""
+        """Keep the ring while there are watchers."""
         try:
             ring = self._ring = _Ring(await self._database.read(statements.newest))
             self._wake()
@@ -300,7 +300,7 @@ class EventFeed:
 
 
 def _place(last: int) -> bytes:
-    """Says how far a stream has come; it is no event for clients, who keep the id."""
+    """Return the position of a stream, which is not an event for clients: they keep the id."""
     return b": up to %d\nid: %d\n\n" % (last, last)
 
 

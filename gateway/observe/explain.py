@@ -22,14 +22,14 @@ _BECAUSE = {
     "zero_variance": "the group's rewards are all equal, so it teaches nothing ([staleness] drop_equal)",
     "nothing_to_train": "no token of the group's rewarded episodes can be trained: its calls were greedy, constrained or cut by"
     " top-p, top-k or min-p ([sampling] sets temperature and top_p of training episodes)",
-    "no_calls": "its agent sampled no token from the trained model (its error says why, and what to do)",
+    "no_calls": "its agent sampled no token from the trained model (its error has the reason and the fix)",
     "stale": "its batch was passed over, and no later one was left within the bound",
     "no_room": "every batch within its bound was whole",
     "surplus": "others were faster, and more run than are trained ([staleness] spare_groups, spare_members)",
     "retry": 'its batch waited for it for too long, so others may take its place ([staleness] on_stuck = "retry")',
     "truncated": 'its batch waited for it for too long, and is trained without it ([staleness] on_stuck = "truncate")',
-    "members_missing": "nobody opened the rest of the group's episodes in time",
-    "idle_deadline": "nothing was heard of it for too long ([episodes] idle_s)",
+    "members_missing": "the rest of the group's episodes was not opened in time",
+    "idle_deadline": "no request of it arrived for too long ([episodes] idle_s)",
     "total_deadline": "it ran for too long ([episodes] total_s)",
     "grading_failed": "its reward could not be computed",
     "agent_failed": "its agent ended without a reward",
@@ -42,30 +42,31 @@ _BECAUSE = {
     "sandbox_failed": "its sandbox could not be started",
     "no_partner": "not all players of its match arrived in time, or one of them left",
     "untrained_late": "its group was given up while it ran",
-    "no_reward": "the reward that its agent stated was refused, or nothing was there to compute one",
-    "interrupted": "the driver that ran its agent was told to end",
-    "driver_stopped": "whoever ran its agent stopped, because too many episodes had failed",
+    "no_reward": "nothing could compute its reward",
+    "reward_refused": "the gateway refused the reward that its agent stated",
+    "interrupted": "the driver that ran its agent was stopped by a signal",
+    "driver_stopped": "the driver that ran its agent stopped, because too many episodes had failed",
     "skipped": "a newer version was published before its batch was trained",
     "nothing_sampled": "the call that opened it was refused before anything was sampled",
     "unknown_conversation": "its first call went on with a conversation of which no open episode of the agent has a reply",
     "ambiguous_conversation": "its first call went on with a conversation that several open episodes of the agent have",
     "retention": "it was older than [retention] keeps episodes",
-    "asked": "that was asked for",
+    "requested": "that was requested",
     "eval": "it is an evaluation episode",
     "ambiguous_retry": "its first call was sent again, and several open episodes of the agent began with the same one",
 }
 
 _MASKED = {
     "late": "they are older than the bound allows in this batch",
-    "orphaned": "their version is no ancestor of the newest any more",
+    "orphaned": "their version is no longer an ancestor of the newest",
     "unconfirmed_version": "two accounts of which version sampled them disagree",
-    "unconfirmed": "the engine was gone before it could say which version sampled them",
+    "unconfirmed": "the engine died before it reported which version sampled them",
     "invalid_logprob": "the engine gave no usable log-probability",
     "greedy": "they were not drawn: the temperature was 0",
     "truncated": "top-p, top-k or min-p cut the distribution",
     "constrained": "a grammar or a forced tool limited the choice",
-    "abandoned": "nobody read them to the end",
-    "crashed_attempt": "the agent that asked for them crashed, and was started again",
+    "abandoned": "no client read them to the end",
+    "crashed_attempt": "the agent that requested them crashed, and was restarted",
     "other_model": "another model than the episode's sampled them",
     "frozen_model": "the model that sampled them is frozen",
 }
@@ -124,7 +125,7 @@ def refusal_words(row: Row) -> str:
 
 
 def words(row: Row) -> str:
-    """Return a decision as a person would say it."""
+    """Return a decision as a sentence."""
     who = "it" if row["episode_id"] else "its group"
     why, buffer, details = because(row["reason"]), row["buffer"], row["details"]
     match row["kind"]:
@@ -211,9 +212,9 @@ def _trained(episode_id: str, step: Row, sampled: int, masked: int) -> str:
     buffer = step["buffer"]
     if episode_id not in step["details"]["episodes"]:
         return f"not trained, because it was not rewarded when its group was trained in batch {buffer}"
-    said = f"trained in batch {buffer} as version {buffer + 1}"
+    text = f"trained in batch {buffer} as version {buffer + 1}"
     if masked < sampled:
-        return said
-    return f"{said}, but " + (
+        return text
+    return f"{text}, but " + (
         "none of its tokens counted" if sampled else "it sampled nothing: only its reward counted"
     )

@@ -67,6 +67,6 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def committed(self, writes: int, seconds: float) -> None:
-        """A transaction was committed; called from the writer's thread."""
+        """Count a committed transaction; called from the writer's thread."""
         self.commit_writes.observe(writes)
         self.commit_seconds.observe(seconds)

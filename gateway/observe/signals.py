@@ -33,7 +33,7 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A signal of which less is better. Up to `warn` it is healthy, beyond `bad` it needs somebody."""
+    """A signal of which less is better. Up to `warn` it is healthy, beyond `bad` it needs an operator."""
 
     name: str
     label: str
@@ -90,7 +90,7 @@ class Signal:
 SIGNALS = (
     Signal(
         "unparsed_tool_calls", "Replies whose tool calls no agent gets or can run", "count", 0, 0,
-        "the model's family is wrong, or the model has not learnt the form: gateway doctor, docs/topics/templates.md", "so far",
+        "the model's family is wrong, or the model has not learned the form: gateway doctor, docs/topics/templates.md", "so far",
     ),
     Signal(
         "truncated_share", "Calls that were cut at their token limit", "share", 0.1, 0.3,
@@ -99,7 +99,7 @@ SIGNALS = (
     ),
     Signal(
         "excluded_share", "Episodes that failed and are left out", "share", 0.02, 0.1,
-        "gateway episodes why EPISODE has what the agent or the grader said", _ENDED, _NONE_ENDED, ("excluded_share",),
+        "gateway episodes why EPISODE shows the error of the agent or the grader", _ENDED, _NONE_ENDED, ("excluded_share",),
     ),
     Signal(
         "no_calls", "Episodes whose agent never sampled from the trained model", "share", 0.0, 0.02,
@@ -119,11 +119,11 @@ SIGNALS = (
     Signal(
         "untrainable_groups", "Groups of which no token can be trained", "share", 0.0, 0.1,
         "temperature 0, top-p or grammars: set [sampling] temperature = { override = 1.0 }; the gateway's log and the"
-        " driver's warning say which it is", "of the newest groups that ended", "no group has ended yet",
+        " driver's warning name the cause", "of the newest groups that ended", "no group has ended yet",
     ),
     Signal(
         "late_share", "Tokens that are too old to be trained", "share", 0.02, 0.1,
-        "fewer episodes at once, more engines, or a larger [staleness] eta", figures=("late_share",),
+        "fewer concurrent episodes, more engines, or a larger [staleness] eta", figures=("late_share",),
     ),
     Signal(
         # A gap of g nats moves a ratio by g: a tenth of the usual clip range (0.2) is harmless, all of it clips tokens.
@@ -148,10 +148,10 @@ SIGNALS = (
     ),
     Signal(
         "engine_failures", "Times that an engine was quarantined or died", "count", 0, 2,
-        "the engine's log ([engine] log); scheduler replay says why each restart was decided", "so far", "no engine is known",
+        "the engine's log ([engine] log); scheduler replay shows why each restart was decided", "so far", "no engine is known",
     ),
 )  # fmt: skip
-_REWARD_FAILED = ("grading_failed", "no_reward")
+_REWARD_FAILED = ("grading_failed", "no_reward", "reward_refused")
 
 
 def judge(

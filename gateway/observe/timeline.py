@@ -1,4 +1,4 @@
-"""The history of engines and nodes as spans, told from events. Pure."""
+"""The history of engines and nodes as spans, computed from events. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.store.events import Event
 def spans(
     events: Iterable[Event], since: float | None, until: float | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Engines and nodes with the spans of their states and roles, and the versions, within a time; in the order of events."""
+    """Return engines and nodes with the spans of their states and roles, and the versions, within a time; in order of events."""
     engines: dict[tuple[str, str], dict[str, Any]] = {}
     nodes: dict[str, dict[str, Any]] = {}
     versions: dict[tuple[str, int], dict[str, Any]] = {}
@@ -24,14 +24,14 @@ def spans(
             engine = engines.setdefault(key, known)
             _close(engine["spans"], event.at)
             if what != "removed":
-                said = {"state": what, "version": data.get("version"), "reason": data.get("reason", "")}
-                engine["spans"].append({**said, "from": event.at, "to": None})
+                span = {"state": what, "version": data.get("version"), "reason": data.get("reason", "")}
+                engine["spans"].append({**span, "from": event.at, "to": None})
         elif subject == "node":
             node = nodes.setdefault(data["node"], {"name": data["node"], "spans": []})
             _close(node["spans"], event.at)
             if what != "removed":
-                said = {"role": what, "reason": data.get("reason", "")}
-                node["spans"].append({**said, "from": event.at, "to": None})
+                span = {"role": what, "reason": data.get("reason", "")}
+                node["spans"].append({**span, "from": event.at, "to": None})
         elif what in ("published", "live"):
             blank = {"model": event.model, "version": data["version"], "published_at": None, "live_at": None}
             version = versions.setdefault((event.model, data["version"]), blank)

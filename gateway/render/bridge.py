@@ -26,10 +26,10 @@ from headgate.types import Int32Array
 TAIL = 256
 """Ids of a prompt that the library is shown: enough for the beginning of a reply that the template writes."""
 
-SAID, THOUGHT, NAMED, ARGUED = "headgatesaid", "headgatethought", "headgatenamed", "headgateargued"
-ASKED, ORDERED, FOUND, BEFORE = "headgateasked", "headgateordered", "headgatefound", "headgatebefore"
-_WORDS = (SAID, THOUGHT, NAMED, ARGUED, ASKED, ORDERED, FOUND, BEFORE)
-"""All that witnesses say: none of it may be in an answer."""
+TEXT, THINKING, TOOL, ARGUMENT = "headgatesaid", "headgatethought", "headgatenamed", "headgateargued"
+USER, ORDERED, FOUND, BEFORE = "headgateasked", "headgateordered", "headgatefound", "headgatebefore"
+_WORDS = (TEXT, THINKING, TOOL, ARGUMENT, USER, ORDERED, FOUND, BEFORE)
+"""The whole text of witnesses: none of it may be in a reply."""
 
 
 class Bridge(Protocol):
@@ -50,7 +50,7 @@ class Bridge(Protocol):
 
 
 class TemplateBridge:
-    """The bridge of any jinja template. Holds no state beside what it was made of."""
+    """The bridge of any jinja template. Holds no state apart from its parameters."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class TemplateBridge:
     ) -> _Rest | None:
         """Return the text from the token that closes the reply on, if all witnesses agree on it."""
         calls = turn.calls or new[0]["role"] == "tool"
-        says = not calls or (turn.says and not (turn.bare and new[0]["role"] == "tool"))
-        reply = _reply(turn, new, calls, says)
+        has_text = not calls or (turn.has_text and not (turn.bare and new[0]["role"] == "tool"))
+        reply = _reply(turn, new, calls, has_text)
         rest: _Rest | None = None
         for witness in _witnesses(turn, system):
             try:
@@ -116,34 +116,36 @@ class TemplateBridge:
                 after = self._template.text([*witness, reply, *new], tools)
             except Exception:  # it refuses the new messages: the full rendering reports how
                 return None
-            text = self._after_reply(before, after, turn, calls, says)
+            text = self._after_reply(before, after, turn, calls, has_text)
             if text is None or (rest is not None and rest.text != text):
                 return None
             rest = _Rest(text, after, [*witness, reply, *new])
         return rest
 
-    def _after_reply(self, before: str, after: str, turn: Recorded, calls: bool, says: bool) -> str | None:
+    def _after_reply(
+        self, before: str, after: str, turn: Recorded, calls: bool, has_text: bool
+    ) -> str | None:
         if not after.startswith(before):
             return None
-        said = re.compile(self._pattern(turn, calls, says), re.DOTALL).match(after, len(before))
-        if said is None:
+        match = re.compile(self._pattern(turn, calls, has_text), re.DOTALL).match(after, len(before))
+        if match is None:
             return None
-        close = self._closes.search(after, said.end())
-        if close is None or (not calls and after[said.end() : close.start()].strip()):
+        close = self._closes.search(after, match.end())
+        if close is None or (not calls and after[match.end() : close.start()].strip()):
             return None
         rest = after[close.start() :]
         return None if any(word in rest for word in _WORDS) else rest
 
-    def _pattern(self, turn: Recorded, calls: bool, says: bool) -> str:
-        """Return the reply as a model says it; whitespace is the model's own, so any will do."""
+    def _pattern(self, turn: Recorded, calls: bool, has_text: bool) -> str:
+        """Return the reply as a model writes it; whitespace is the model's own, so any will do."""
         thinking = ""
         if turn.thinking != "none" and self._think is not None:
             start, end = map(re.escape, self._think)
-            thought = THOUGHT if turn.thinking == "some" else ""
+            thought = THINKING if turn.thinking == "some" else ""
             thinking = rf"{'' if turn.prompt_opened else start}\s*{thought}\s*{end}\s*"
-        said = SAID if says else ""
-        called = rf"(?:(?!{THOUGHT}|{SAID}).)*{ARGUED}" if calls else ""
-        return rf"\s*{thinking}{said}{called}"
+        text = TEXT if has_text else ""
+        called = rf"(?:(?!{THINKING}|{TEXT}).)*{ARGUMENT}" if calls else ""
+        return rf"\s*{thinking}{text}{called}"
 
 
 class _Rest(NamedTuple):
@@ -155,11 +157,11 @@ class _Rest(NamedTuple):
     messages: list[Message]
 
 
-def _reply(turn: Recorded, new: Sequence[Message], calls: bool, says: bool) -> Message:
+def _reply(turn: Recorded, new: Sequence[Message], calls: bool, has_text: bool) -> Message:
     """Return a reply of the same structure as the recorded one, in words that occur nowhere else."""
-    reply: Message = {"role": "assistant", "content": SAID if says else ""}
+    reply: Message = {"role": "assistant", "content": TEXT if has_text else ""}
     if turn.thinking in ("some", "empty"):
-        reply["reasoning_content"] = THOUGHT if turn.thinking == "some" else ""
+        reply["reasoning_content"] = THINKING if turn.thinking == "some" else ""
     if calls:
         results = []
         for message in new:
@@ -173,14 +175,14 @@ def _reply(turn: Recorded, new: Sequence[Message], calls: bool, says: bool) -> M
 
 
 def _call(call_id: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": NAMED, "arguments": {"a": ARGUED}}}
+    return {"id": call_id, "type": "function", "function": {"name": TOOL, "arguments": {"a": ARGUMENT}}}
 
 
 def _witnesses(turn: Recorded, system: bool) -> Iterator[list[Message]]:
     """Short conversations that end where a reply begins, of every structure that the recorded one may have."""
-    user: Message = {"role": "user", "content": ASKED}
+    user: Message = {"role": "user", "content": USER}
     called: Message = {"role": "assistant", "content": "", "tool_calls": [_call("call00009")]}
-    result: Message = {"role": "tool", "content": FOUND, "tool_call_id": "call00009", "name": NAMED}
+    result: Message = {"role": "tool", "content": FOUND, "tool_call_id": "call00009", "name": TOOL}
     if turn.thought_before:
         yield [user, {**called, "reasoning_content": BEFORE}, result]
         yield [user, {"role": "assistant", "content": BEFORE, "reasoning_content": BEFORE}, user]
@@ -196,11 +198,11 @@ def _witnesses(turn: Recorded, system: bool) -> Iterator[list[Message]]:
 
 
 def closed_by(role: str) -> list[Message]:
-    """A conversation whose reply is followed by a message of a role: shows how the template closes a reply."""
-    reply: Message = {"role": "assistant", "content": SAID if role != "tool" else ""}
+    """Return a conversation whose reply is followed by a message of a role: it shows how the template closes a reply."""
+    reply: Message = {"role": "assistant", "content": TEXT if role != "tool" else ""}
     if role == "tool":
         reply["tool_calls"] = [_call("call00000")]
-    new: Message = {"role": role, "content": "n", "tool_call_id": "call00000", "name": NAMED}
+    new: Message = {"role": role, "content": "n", "tool_call_id": "call00000", "name": TOOL}
     return [{"role": "user", "content": "u"}, reply, new]
 
 
@@ -221,7 +223,7 @@ class LibraryBridge:
         decode: Callable[[list[int]], str],
         think: tuple[str, str] | None,
     ) -> None:
-        """`keeping`: the same renderer, told to keep all thinking; it serves where there is none to drop."""
+        """Bridge `renderer`. `keeping`: the same renderer, configured to keep all thinking; used where there is none to drop."""
         self._renderer = renderer
         self._keeping = keeping
         self._control = control
@@ -252,7 +254,7 @@ class LibraryBridge:
         return _extension(renderer, prompt, sampled, new, tools)
 
     def _proves(self, renderer: Any, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        make = (_roles(new), turn.closed_by is not None, turn.thinking, turn.says, bool(tools))
+        make = (_roles(new), turn.closed_by is not None, turn.thinking, turn.has_text, bool(tools))
         key = (renderer is self._keeping, *make)
         if key not in self._proved:
             try:
@@ -262,18 +264,18 @@ class LibraryBridge:
         return self._proved[key]
 
     def _try(
-        self, renderer: Any, roles: tuple[str, ...], closed: bool, thinking: str, says: bool, tools: bool
+        self, renderer: Any, roles: tuple[str, ...], closed: bool, thinking: str, has_text: bool, tools: bool
     ) -> bool:
         """Return true if the library appends to a short conversation exactly the rest of the longer one's full rendering."""
         if len(roles) > _LONGEST:
             return False
         new: list[Message] = [
-            {"role": role, "content": "n", "tool_call_id": "call00000", "name": NAMED} for role in roles
+            {"role": role, "content": "n", "tool_call_id": "call00000", "name": TOOL} for role in roles
         ]
         called = roles[0] == "tool"
-        reply: Message = {"role": "assistant", "content": SAID if says or not called else ""}
+        reply: Message = {"role": "assistant", "content": TEXT if has_text or not called else ""}
         if thinking != "none":
-            reply["reasoning_content"] = THOUGHT if thinking == "some" else ""
+            reply["reasoning_content"] = THINKING if thinking == "some" else ""
         if called:
             reply["tool_calls"] = [_call("call00000")]
         known = [_TOOL] if tools else None
@@ -281,9 +283,9 @@ class LibraryBridge:
         before = list(renderer.render_ids([user], tools=known, add_generation_prompt=True))
         after = list(renderer.render_ids([user, reply, *new], tools=known, add_generation_prompt=True))
         end = next(i for i in range(len(before), len(after)) if after[i] in self._stop)
-        said = self._decode(after[len(before) : end])
-        thought = self._think_end is not None and self._think_end in said
-        if (THOUGHT in said) != (thinking == "some") or thought != (thinking != "none"):
+        reply_text = self._decode(after[len(before) : end])
+        thought = self._think_end is not None and self._think_end in reply_text
+        if (THINKING in reply_text) != (thinking == "some") or thought != (thinking != "none"):
             return False
         sampled = after[len(before) : end + closed]
         return after == before + sampled + (_extension(renderer, before, sampled, new, known or []) or [])
@@ -291,7 +293,7 @@ class LibraryBridge:
 
 _TOOL: Tool = {
     "type": "function",
-    "function": {"name": NAMED, "description": "d", "parameters": {"type": "object", "properties": {}}},
+    "function": {"name": TOOL, "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
 
 

@@ -1,8 +1,8 @@
 """A checkpoint's tokenizer, from its files: token ids, special tokens by name, chat templates.
 
-Says what `transformers.AutoTokenizer` says, without that library: to import it takes a second and, where torch is installed,
+Returns what `transformers.AutoTokenizer` returns, without that library: its import takes a second and, where torch is installed,
 200 MiB. `AutoTokenizer` takes most tokenizers as their `tokenizer.json` has them; for some classes it builds its own from the
-vocabulary (`tokenizer_class`). Where that differs, and where there is no `tokenizer.json`, transformers itself is asked.
+vocabulary (`tokenizer_class`). Where that differs, and where there is no `tokenizer.json`, transformers itself is used.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.render.tokenizer_class import tokens_of
+from headgate.extras import install_command
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ELSEWHERE = {"auto_map", "fast_tokenizer_files"}
-"""Keys of a configuration that say that another file, or a program, is the tokenizer."""
+"""Keys of a configuration that mean that another file, or a program, is the tokenizer."""
 
 
 class NeedsTransformers(ValueError):
@@ -90,13 +91,13 @@ class Checkpoint:
 
 
 def has_images(folder: Path) -> bool:
-    """Return whether a checkpoint's configuration says that its model sees images."""
+    """Return whether a checkpoint's configuration has a vision model."""
     config = _json(folder / "config.json")
     return any(config.get(key) is not None for key in ("vision_config", "vision_tower", "image_token_id"))
 
 
 def _add_tokens(backend: Tokenizer, folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Add the tokens that the configuration has and the vocabulary lacks, as transformers does; returns those with names."""
+    """Add the tokens that the configuration has and the vocabulary lacks, as transformers does; return those with names."""
     if "added_tokens_decoder" not in config:  # a folder in the form of before 2023
         config = config | _json(folder / "special_tokens_map.json")
     named, extra = _special(config)
@@ -115,7 +116,7 @@ def _add_tokens(backend: Tokenizer, folder: Path, config: dict[str, Any]) -> dic
 
 
 def _special(config: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
-    """The special tokens that have names, and those that have none."""
+    """Return the special tokens with names, and those without."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     names = [*_NAMED, *(key for key in config if key.endswith("_token") and key not in _NAMED)]
     named = {name: _token(config[name]) for name in names if isinstance(config.get(name), str | dict)}
@@ -147,8 +148,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str]
     found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
     if found:
         return found["default"] if found.keys() == {"default"} else found
-    said = config.get("chat_template")
-    return {one["name"]: one["template"] for one in said} if isinstance(said, list) else said
+    template = config.get("chat_template")
+    return {one["name"]: one["template"] for one in template} if isinstance(template, list) else template
 
 
 def _by_transformers(folder: Path, config: dict[str, Any]) -> Checkpoint:
@@ -157,7 +158,7 @@ def _by_transformers(folder: Path, config: dict[str, Any]) -> Checkpoint:
     except ImportError as error:
         what = config.get("tokenizer_class") or "a tokenizer without tokenizer.json"
         raise NeedsTransformers(
-            f"{what} can only be read by transformers: pip install 'headgate[trainer]', or save the tokenizer in another folder"
+            f"{what} can only be read by transformers: {install_command('trainer')}, or save the tokenizer in another folder"
             " where that is installed (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and name PreTrainedTokenizerFast"
             " as its tokenizer_class"
         ) from error

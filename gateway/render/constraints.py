@@ -30,7 +30,7 @@ class ContentForm:
     value: Any
     """A JSON schema, a regular expression, a list of texts one of which is the content, or an EBNF grammar."""
     param: str
-    """The field of the request that asks for it."""
+    """The field of the request that has it."""
 
 
 def constraint(
@@ -115,7 +115,7 @@ def _calls(renderer: ChatRenderer, tools: Sequence[Tool], many: bool, param: str
         means = "demand a call" if param == "tool_choice" else "leave the choice between JSON and a call"
         name = f"{renderer.family}, {form.name}" if form is not None else renderer.family
         instead = (
-            "say 'auto', and ask for the call in a message"
+            "send 'auto', and request the call in a message"
             if param == "tool_choice"
             else "leave out one of the two"
         )
@@ -204,7 +204,7 @@ def _marks(renderer: ChatRenderer) -> list[str]:
 
 
 def _json(schema: dict[str, Any], excluded: list[str]) -> Format:
-    """JSON without some words. xgrammar drops bounds on a string's length where words are excluded, so bounds go first."""
+    """Return JSON without some words. xgrammar drops bounds on a string's length where words are excluded, so bounds go first."""
     part: Format = {"type": "json_schema", "json_schema": schema}
     text = json.dumps(schema)
     bounded = '"maxLength"' in text or '"minLength"' in text
@@ -225,5 +225,5 @@ def _sequence(*elements: Format) -> Format:
 
 
 def _repeated(part: Format, separator: str) -> Format:
-    again = _sequence(_text(separator), part) if separator else part
-    return _sequence(part, {"type": "star", "content": again})
+    more = _sequence(_text(separator), part) if separator else part
+    return _sequence(part, {"type": "star", "content": more})

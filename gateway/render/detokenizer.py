@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 Step = Callable[[int], str]
-"""Takes a token, answers the text that is whole by now."""
+"""Takes a token and returns the text that is complete so far."""
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
@@ -32,7 +32,7 @@ class TokenTexts:
         self.strip = parts["Strip"]["start"] if "Strip" in parts else 0
         """Spaces that do not count at the beginning of a run of text."""
         self.independent: bool = self._byte_level or pieces
-        """True if a token's bytes do not depend on its neighbours."""
+        """True if a token's bytes do not depend on its neighbors."""
         self.known: dict[int, bytes] = {}
 
     def of(self, token: int) -> bytes:
@@ -79,24 +79,24 @@ class TextStream:
         self.step = first if texts.strip else step
 
     def _by_asking(self, backend: Any) -> None:
-        stream, said = DecodeStream(skip_special_tokens=False), 0
+        stream, shown = DecodeStream(skip_special_tokens=False), 0
         ids: list[int] = []
 
         def step(token: int) -> str:
-            nonlocal stream, said
+            nonlocal stream, shown
             try:
                 text = stream.step(backend, token)
             except Exception:  # the token changes text that was sent already
                 stream, text = DecodeStream(skip_special_tokens=False), end() + backend.decode([token])
                 ids.clear()
-                said = 0
+                shown = 0
                 return text
             ids.append(token)
-            said += len(text or "")
+            shown += len(text or "")
             return text or ""
 
         def end() -> str:
-            return backend.decode(ids, skip_special_tokens=False)[said:] if ids else ""
+            return backend.decode(ids, skip_special_tokens=False)[shown:] if ids else ""
 
         self.step, self._finish = step, end
 
@@ -107,9 +107,9 @@ class TextStream:
 
 def _byte_alphabet() -> dict[str, int]:
     """Return the characters by which byte-level tokenizers write bytes: themselves where they can be seen, else from 256 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(hidden)}
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
 _ALPHABET = _byte_alphabet()

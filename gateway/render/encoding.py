@@ -14,7 +14,7 @@ _LONG = 16
 def encode(backend: Any, text: str, special: bool) -> list[int]:
     """Return the ids of a text, by a `tokenizers.Tokenizer`: as a batch of one, which needs neither offsets nor Python's lock.
 
-    Raise BadRequest for a text that no model's context has room for: making, copying and freeing a list of so many ids
+    Raise BadRequest for a text that no model's context has room for: making, copying and freeing a list of that many ids
     would each keep Python's lock from the event loop.
     """
     if len(text) < _LONG:

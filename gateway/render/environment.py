@@ -59,7 +59,7 @@ class _Namespace(Namespace):
     """Jinja's namespace without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *given = args  # a template may say namespace(self=...)
+        self, *given = args  # a template may call namespace(self=...)
         values = dict(*given, **kwargs)
         for name in values:
             _check_name(name)

@@ -2,7 +2,7 @@
 
 A mark counts only as one token of its own: text that merely spells it is text. `TOOL_FORMS` is searched in order, and the first
 form whose marks are all in the vocabulary is the family's. A form's `parse` reads the text of one held block, marks included, and
-answers the calls in it, or none if the block is not whole and well-formed; families that the `renderers` library knows by name
+returns the calls in it, or none if the block is not whole and well-formed; families that the `renderers` library knows by name
 are parsed by the library instead.
 """
 
@@ -54,7 +54,7 @@ class ToolForm:
 
 
 def tool_form(knows: Callable[[str], bool]) -> ToolForm | None:
-    """The form that a vocabulary is made for; None: the family has no marks for tool calls."""
+    """Return the form that a vocabulary is made for; None: the family has no marks for tool calls."""
     return next((form for form in TOOL_FORMS if form.known_to(knows)), None)
 
 

@@ -1,8 +1,8 @@
 """Large JSON values that let other threads run while they are serialized.
 
 Python's JSON writer is one call in C; for megabytes nothing else runs until it returns. It calls back into Python for containers
-that are no plain `dict` or `list`, and at such a call the interpreter lets other threads run. So these containers need no
-cooperation from whoever serializes them, be it a template or a library.
+that are not plain `dict` or `list`, and at such a call the interpreter lets other threads run. So these containers need no
+cooperation from the template or library that serializes them.
 """
 
 from __future__ import annotations

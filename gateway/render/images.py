@@ -85,7 +85,7 @@ class Vision:
 
 
 class ImageMarks:
-    """Marks in the text of one model's template where an image stands. Nobody outside knows the word that they begin with."""
+    """Marks in the text of one model's template where an image stands. The word that they begin with is secret."""
 
     def __init__(self, vision: Vision) -> None:
         self.vision = vision
@@ -93,7 +93,6 @@ class ImageMarks:
         self._mark = re.compile(rf"{self._word}([0-9a-f]{{64}}):([0-9]+);")
 
     def text_of(self, part: dict[str, Any]) -> str:
-        """Return the mark of an image part."""
         return f"{self._word}{part['image']}:{self.vision.tokens(part['width'], part['height'])};"
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
@@ -102,15 +101,15 @@ class ImageMarks:
             return encode(text)
         ids: list[int] = []
         pieces = self._mark.split(text)
-        for said, name, count in zip(pieces[::3], [*pieces[1::3], ""], [*pieces[2::3], "0"], strict=True):
-            ids += encode(said) if said else []
+        for part, name, count in zip(pieces[::3], [*pieces[1::3], ""], [*pieces[2::3], "0"], strict=True):
+            ids += encode(part) if part else []
             if name:
                 ids += [self.vision.start, *key(name, int(count)).tolist(), self.vision.end]
         return ids
 
 
 def key(name: str, length: int) -> Int32Array:
-    """Return the key of an image of so many tokens: negative numbers from its hash."""
+    """Return the key of an image of `count` tokens: negative numbers from its hash."""
     words = np.frombuffer(bytes.fromhex(name), "<u4", _WORDS) & 0x7FFFFFFF
     return np.resize(-1 - words.astype(np.int64), length).astype(np.int32)
 

@@ -1,7 +1,7 @@
 """What of a client's message reaches a prompt: one definition for the renderer and for the digests of conversations. Pure.
 
-Invariant: two messages that differ in what `rendered` returns, reasoning and the ids of calls aside, have different digests; what
-it leaves out is neither rendered nor hashed. So a recorded conversation is continued only where its prompt says the same.
+Invariant: two messages that differ in what `rendered` returns, except in reasoning and ids of calls, have different digests; what
+it leaves out is neither rendered nor hashed. So a recorded conversation is continued only where its prompt is the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def rendered(message: Message) -> Message:
 
 
 def part_text(part: dict[str, Any]) -> str:
-    """Return the text of a content part that is no image."""
+    """Return the text of a content part that is not an image."""
     return part.get("text") or part.get("refusal") or ""
 
 

@@ -58,7 +58,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Raise ValueError where a call's arguments are no JSON."""
+    """Raise ValueError where a call's arguments are not JSON."""
     value = loads(text)
     return release_gil(value) if len(text) >= LARGE else value
 

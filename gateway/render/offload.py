@@ -1,4 +1,4 @@
-"""Runs long work on text in threads, beside the event loop.
+"""Runs long work on text in threads, outside the event loop.
 
 Owns the threads, which are few: tokenizing releases Python's lock, but the code around it does not, and every thread that wants
 the lock delays the event loop. Reading requests has threads of its own, so that it does not wait for rendering.
@@ -24,17 +24,17 @@ _SIZED = (str, bytes, dict, *_SEQUENCES)
 
 
 async def offload(measured: Any, work: Callable[[], T]) -> T:
-    """Return does work whose cost grows with all that `measured` holds: at once if that is short, else in a thread."""
+    """Run work whose cost grows with the size of `measured`: directly if that is small, else in a thread."""
     return await _in_thread("render", work) if is_long(measured) else work()
 
 
 async def offload_read(body: bytes, work: Callable[[], T]) -> T:
-    """Return does work on what a request's body says: at once if the body is short, else in a thread."""
+    """Run work on a request's body: directly if the body is short, else in a thread."""
     return await _in_thread("read", work) if len(body) >= _LONG_BODY else work()
 
 
 def is_long(value: Any, most: int = _LONG) -> bool:
-    """Return whether a value holds more than `most` characters and values together; stops counting there."""
+    """Return whether a value holds more than `most` characters and values together; stop counting there."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

@@ -1,4 +1,4 @@
-"""Reads the reply at the end of recorded tokens: was it closed, did it think, speak, call tools? Pure.
+"""Reads the reply at the end of recorded tokens: was it closed, whether it thought, had text, called tools. Pure.
 
 numpy alone goes through whole histories; Python's work is in proportion to the last reply.
 """
@@ -15,7 +15,7 @@ from headgate.types import Int32Array
 
 Thinking = Literal["none", "empty", "some", "open"]
 _LONG = 8
-"""More ids than this between two marks are a thought, whatever they say."""
+"""More ids than this between two marks are a thought, whatever their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Recorded:
     """`open`: the reply was cut off in thought, or has marks of reasoning where they mean nothing."""
     prompt_opened: bool
     """The template itself had opened the reasoning."""
-    says: bool
+    has_text: bool
     """True if there is text outside of reasoning and tool calls."""
     bare: bool
     """The text may be a tool call without a mark."""
@@ -70,7 +70,7 @@ def read(
         closed_by=closed_by,
         thinking=thinking,
         prompt_opened=opened,
-        says=bool(text),
+        has_text=bool(text),
         bare=marks.bare_calls and text.startswith("{"),
         calls=at < len(rest),
         thought_before=_thought(before, marks, decode),

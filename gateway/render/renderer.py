@@ -18,7 +18,7 @@ from gateway.config import ModelSettings, RenderSettings
 from gateway.config.models import FAMILIES
 from gateway.config.settings import ConfigError
 from gateway.render import recorded
-from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
+from gateway.render.bridge import ARGUMENT, TEXT, TOOL, Bridge, LibraryBridge, TemplateBridge, closed_by
 from gateway.render.checkpoint import Checkpoint
 from gateway.render.detokenizer import TextStream, TokenTexts
 from gateway.render.encoding import encode
@@ -81,17 +81,17 @@ def load_renderer(name: str, model: ModelSettings, render: RenderSettings | None
     try:
         return ChatRenderer.load(model, render)
     except Exception as error:  # libraries raise anything; all of it is about these files
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"[models.{name}] path = {str(model.path)!r}, family = {model.family!r}: the tokenizer or its template cannot be"
-            f" used: {said}"
+            f" used: {message}"
         ) from error
 
 
 class ChatRenderer:
     """One model's tokenizer and template.
 
-    Safe to use from several threads at once. It holds no state that a call changes, but for caches whose entries are always the
+    Thread-safe. It holds no state that a call changes, but for caches whose entries are always the
     same for the same key; text is encoded by the tokenizer's Rust part, whose settings (padding, truncation) are never changed
     after loading; a segmenter has a decoder of its own.
     """
@@ -107,7 +107,7 @@ class ChatRenderer:
         family: str = "template",
         vision: Vision | None = None,
     ) -> None:
-        """`renderer`: of the `renderers` library; None: the tokenizer's own template. `keeping`: the same, told to keep thinking.
+        """Wrap `renderer` of the `renderers` library; None: the model's template. `keeping`: the same, keeping all thinking.
         `vision`: how the model's processor sees images, if it is given any.
 
         Raise ValueError where there is neither.
@@ -146,7 +146,7 @@ class ChatRenderer:
         vision = Vision.read(model.path) if model.images else None
         if vision is not None and renderer is not None:
             raise ValueError(
-                "images = true: images are put into the checkpoint's own template: say family = 'template'"
+                "images = true: images are put into the checkpoint's own template: set family = 'template'"
             )
         made = cls(
             tokenizer,
@@ -189,7 +189,7 @@ class ChatRenderer:
 
         None where the template writes the recorded conversation differently now: the call is a branch. Nothing that was
         recorded is decoded and encoded again, and only `new` is encoded. `system`: the conversation may begin with a system
-        message; say False where it does not, because some templates move one.
+        message; pass False where it does not, because some templates move one.
         """
         if not new or not 0 < sampled_from <= len(history):
             return None
@@ -249,7 +249,7 @@ class ChatRenderer:
             text = self._template.text(messages, tools)
             if spelled:
                 return self._encode_guarded(self._template.guarded(messages, tools, text))
-            return self._encode_seen(text)
+            return self._encode_shown(text)
         assert self._renderer is not None
         if spelled:
             messages, tools = quoted(messages, self._control), quoted(tools, self._control)
@@ -257,7 +257,7 @@ class ChatRenderer:
             self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
         )
 
-    def _encode_seen(self, text: str) -> list[int]:
+    def _encode_shown(self, text: str) -> list[int]:
         """Return the ids of a template's text, in which images are marked."""
         return self.encode(text) if self._marks is None else self._marks.encode(text, self.encode)
 
@@ -284,7 +284,7 @@ class ChatRenderer:
         return variant
 
     def _probe_prompts(self) -> list[list[int] | None]:
-        """Prompts in which every switch shows; None where the template has no such conversations."""
+        """Return the prompts in which every switch shows; None where the template has no such conversations."""
         found: list[list[int] | None] = []
         for talk in _TALKS:
             try:
@@ -317,7 +317,7 @@ class ChatRenderer:
             text = self.decode(self._render(closed_by("tool"), []))
         except Exception:  # the template has no tool calls
             return ""
-        argued = text.find(ARGUED)
+        argued = text.find(ARGUMENT)
         start = text.rfind(form.start, 0, max(0, argued))
         if form.bare and start < 0:
             start = text.rfind('{"name"', 0, max(0, argued))
@@ -326,7 +326,7 @@ class ChatRenderer:
         closes = [form.end] if form.end is not None else [self.decode([i]) for i in self._stop_ids()]
         ends = [at + (len(c) if form.end else 0) for c in closes if (at := text.find(c, argued)) >= 0]
         block = text[start : min(ends)] if ends else ""
-        return block if [call.name for call in form.parse(block)] == [NAMED] else ""
+        return block if [call.name for call in form.parse(block)] == [TOOL] else ""
 
     def _make_marks(self) -> Marks:
         form = self.form
@@ -347,7 +347,7 @@ class ChatRenderer:
                 self._renderer, keeping, self._control, self.marks.stop, self.decode, self.think
             )
         stop = {token: self.decode([token]) for token in self.marks.stop}
-        encode = self._encode_seen, self._encode_guarded
+        encode = self._encode_shown, self._encode_guarded
         return TemplateBridge(self._template, *encode, self._control, stop, self.think)
 
     def _stop_ids(self) -> frozenset[int]:
@@ -369,7 +369,7 @@ class ChatRenderer:
             text = self._template.text(messages, [])
         except Exception:  # the template refuses such conversations
             return set()
-        last = ARGUED if role == "tool" else SAID
+        last = ARGUMENT if role == "tool" else TEXT
         if last not in text:
             return set()
         ids = self.encode(text[text.rfind(last) + len(last) :].lstrip())

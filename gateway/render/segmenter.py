@@ -1,9 +1,9 @@
 """Token ids to pieces of a reply, as they are sampled: reasoning, content, whole tool calls.
 
-Works on special token ids and streams text at once. What it holds back, and why: bytes of an unfinished character; a tool call
+Works on special token ids and streams text immediately. Holds back, and why: bytes of an unfinished character; a tool call
 until it is whole; line breaks before a tool call (they belong to the template); the beginning of what may become a stop string;
 where a family writes calls without a mark, a reply that begins with `{`, because it may be one. The same segmenter serves
-streamed and whole replies, so that both say the same.
+streamed and whole replies, so that both are the same.
 
 Invariant: the pieces depend on the token ids alone, not on how they were split into `push` calls.
 """
@@ -62,7 +62,7 @@ class Segmenter:
         self._maybe_bare = bool(self._names)
         """The reply may still be a tool call without a mark, and is held as a whole."""
         self._tool_ids: list[int] | None = None
-        self._held = ""
+        self._withheld = ""
         self._in_run = False
         self._stream = renderer.texts.stream()
         self._step = self._stream.step
@@ -83,7 +83,7 @@ class Segmenter:
         return {tool["function"]["name"] for tool in self._tools}
 
     def push(self, ids: Iterable[int]) -> list[Piece]:
-        """Take the next tokens; answers what can be delivered."""
+        """Take the next tokens; return what can be delivered."""
         pieces: list[Piece] = []
         for token in ids:
             if self._plain and token not in self._special:
@@ -106,7 +106,7 @@ class Segmenter:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """Delivers what was held back: the reply is over."""
+        """Deliver what was held back: the reply is over."""
         pieces: list[Piece] = []
         if self.stopped:
             return pieces
@@ -120,7 +120,7 @@ class Segmenter:
 
     def _is_plain(self) -> bool:
         return not (
-            self._held or self._at_start or self._strip_left or self._tool_ids is not None or self.stopped
+            self._withheld or self._at_start or self._strip_left or self._tool_ids is not None or self.stopped
         )
 
     def _token(self, token: int, pieces: list[Piece]) -> None:
@@ -132,7 +132,7 @@ class Segmenter:
             if not self.stopped:
                 self._bare_call(pieces)
         elif token == marks.think_start and self._at_start:
-            self._held, self._stop_place = "", 0
+            self._withheld, self._stop_place = "", 0
             self._switch("reasoning", pieces)
         elif token == marks.think_end and self._kind == "reasoning":
             self._switch("content", pieces)
@@ -149,7 +149,7 @@ class Segmenter:
         if self.stopped:
             return
         if self._kind == "reasoning":
-            self._held = self._held.rstrip("\n")
+            self._withheld = self._withheld.rstrip("\n")
         self._release(pieces)
         self._kind = kind
         self._strip_left = True
@@ -169,14 +169,17 @@ class Segmenter:
         if not text:
             return
         self._strip_left = False
-        self._held += text
-        if self._at_start and (begin := self._held.lstrip()):
+        self._withheld += text
+        if self._at_start and (begin := self._withheld.lstrip()):
             self._at_start = False
             self._maybe_bare = self._maybe_bare and self._kind == "content" and begin[0] == "{"
         if self._stop is not None and self._cut_at_stop(self._stop, text, pieces):
             return
         keep = self._hold_back()
-        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        ready, self._withheld = (
+            self._withheld[: len(self._withheld) - keep],
+            self._withheld[len(self._withheld) - keep :],
+        )
         if ready:
             _emit(pieces, self._kind, ready)
 
@@ -185,29 +188,29 @@ class Segmenter:
         self._stop_place, begins, self.matched_stop = stop.read(self._stop_place, text)
         if not self.matched_stop:
             return False
-        self._held = self._held[: len(self._held) - len(text) + begins]
+        self._withheld = self._withheld[: len(self._withheld) - len(text) + begins]
         self._release(pieces)
         self.stopped = True
         return True
 
     def _hold_back(self) -> int:
         """Return the number of characters at the end that may still turn out not to be deliverable."""
-        held = self._held
+        withheld = self._withheld
         if self._at_start or self._maybe_bare:
-            return len(held)
-        whitespace = len(held) - len(held.rstrip("\n"))
+            return len(withheld)
+        whitespace = len(withheld) - len(withheld.rstrip("\n"))
         return whitespace if self._stop is None else max(whitespace, self._stop.depth[self._stop_place])
 
     def _release(self, pieces: list[Piece]) -> None:
-        if self._held:
-            _emit(pieces, self._kind, self._held)
-        self._held, self._stop_place = "", 0
+        if self._withheld:
+            _emit(pieces, self._kind, self._withheld)
+        self._withheld, self._stop_place = "", 0
 
     def _begin_tool(self, token: int, pieces: list[Piece]) -> None:
         self._end_text(pieces)
         if self.stopped:
             return
-        self._held = self._held.rstrip()
+        self._withheld = self._withheld.rstrip()
         self._release(pieces)
         self._kind = "content"
         self._maybe_bare = False
@@ -226,7 +229,7 @@ class Segmenter:
             self._end_tool(pieces)
 
     def _end_tool(self, pieces: list[Piece]) -> None:
-        """A held block is calls, or it is text: one that was cut off is no call."""
+        """Parse a held block: calls, or text if it was cut off."""
         ids, marks = self._tool_ids, self._marks
         assert ids is not None
         self._tool_ids = None
@@ -240,14 +243,14 @@ class Segmenter:
             _emit(pieces, "content", self._renderer.decode([i for i in ids if i not in marks.stop]))
 
     def _bare_call(self, pieces: list[Piece]) -> None:
-        """Releases text that was held because it might be a call without a mark."""
+        """Release text that was held because it might be a call without a mark."""
         if not self._maybe_bare or self._at_start:
             return
         self._maybe_bare = False
         form = self._renderer.form
-        calls = form.parse(self._held) if form is not None else []
+        calls = form.parse(self._withheld) if form is not None else []
         if calls and all(call.name in self._names for call in calls):
-            self._held, self._stop_place = "", 0
+            self._withheld, self._stop_place = "", 0
             self._deliver(calls, pieces)
 
     def _deliver(self, calls: list[ToolCall], pieces: list[Piece]) -> None:

@@ -1,8 +1,8 @@
 """A vocabulary's control tokens: tokens that divide conversations, such as `<|im_end|>`, `<think>` or `[INST]`. Pure
 computation.
 
-A tokenizer makes a control token of any text that spells one, whoever wrote the text. In the text that `ControlTokens`
-encodes, each control token that the template itself wrote stands behind a guard, a random word that nobody outside
+A tokenizer makes a control token of any text that spells one, whatever its source. In the text that `ControlTokens`
+encodes, each control token that the template itself wrote stands behind a guard, a random word that no text outside
 knows; any other text that spells a control token is encoded as letters.
 """
 
@@ -65,19 +65,19 @@ class ControlTokens:
         return [meant.get(token, token) for token in found] if meant else found
 
     def guard_uncut(self, text: str) -> str:
-        """Guards the control tokens of a text in which all others were cut, and removes the cuts."""
+        """Guard the control tokens of a text in which all others were cut, and remove the cuts."""
         return self._patterns.whole.sub(rf"{self.guard}\g<0>", text).replace(self.cut, "")
 
     def cut_up(self, text: str) -> str:
-        """Cuts a text so that it spells no control token, nor with what follows it; `guard_uncut` takes the cuts out."""
+        """Cut a text so that it spells no control token, nor with what follows it; `guard_uncut` takes the cuts out."""
         return self._patterns.cuttable.sub(rf"\g<1>{self.cut}", text)
 
     def cut_words(self, words: str) -> str:
-        """Cuts words that are searched for in a text from `cut_up`, so that they are found there."""
+        """Cut words that are searched for in a text from `cut_up`, so that they are found there."""
         return self._patterns.spelled.sub(rf"\g<1>{self.cut}", words)
 
     def mark(self, literal: str) -> str:
-        """Guards the control tokens in a template's literal, and marks those that it only begins or ends."""
+        """Guard the control tokens in a template's literal, and mark those that it only begins or ends."""
         patterns = self._patterns
         head = 0 if patterns.whole.match(literal) else patterns.head(literal)
         marked = patterns.begun.sub(
@@ -86,7 +86,7 @@ class ControlTokens:
         return literal[:head] + self.ends + marked if head else marked
 
     def assemble(self, rendered: str) -> str:
-        """Guards the control tokens that a template put together from marked literals, if they name a role; removes the marks."""
+        """Guard the control tokens that a template put together from marked literals, if they name a role; remove the marks."""
         return self._patterns.around.sub("", self._patterns.assembled.sub(rf"{self.guard}\g<1>", rendered))
 
     def plain(self, guarded: str) -> str:

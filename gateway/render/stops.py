@@ -32,9 +32,9 @@ class StopStrings:
         """Finds a character with which a string begins; None: there are no strings."""
 
     def read(self, place: int, text: str) -> tuple[int, int, str]:
-        """Goes on from a place with more text.
+        """Go on from a place with more text.
 
-        Answers the new place, and the string that was found (empty: none) with where it begins: relative to the text, negative
+        Return the new place, and the string that was found (empty: none) with where it begins: relative to the text, negative
         if that was before it. Of several the one that begins first, and of these the shortest.
         """
         begins, found = len(text), ""

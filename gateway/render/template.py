@@ -36,7 +36,7 @@ class ChatTemplate:
         self._guards_all = self._checked()
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation: bool = True) -> str:
-        """Messages as text, with the beginning of a reply if `generation`. Raise what the template raises."""
+        """Return messages as text, with the beginning of a reply if `generation`. Raise what the template raises."""
         return self._rendered(self._compiled[bool(tools)], messages, tools, generation, str)
 
     def switched(self, variables: dict[str, Any]) -> ChatTemplate:
@@ -49,7 +49,7 @@ class ChatTemplate:
     def guarded(self, messages: Sequence[Message], tools: Sequence[Tool], text: str) -> str:
         """Return `text` with guards before the control tokens that the template wrote itself, and before no others.
 
-        `text` is the template's for the same messages. Raise ValueError where the two cannot be told apart.
+        `text` is the template's for the same messages. Raise ValueError where the two cannot be distinguished.
         """
         ways = [self._guarded, self._uncut] if self._guards_all[bool(tools)] else [self._uncut]
         for way in ways:
@@ -57,12 +57,12 @@ class ChatTemplate:
             if self._control.plain(guarded) == text:
                 return guarded
         raise ValueError(
-            "they spell a control token, and this model's chat template does not let its own be told from those;"
+            "they spell a control token, and this model's chat template does not let its own be distinguished from those;"
             ' take it out, or set [render] special_tokens = "allow"'
         )
 
     def _uncut(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """Guards by cutting what the template is given: for templates that do not build their tokens from literals alone."""
+        """Guard by cutting what the template is given: for templates that do not build their tokens from literals alone."""
         given = cut(list(messages), self._control), cut(list(tools), self._control)
         return self._control.guard_uncut(self.text(*given))
 
@@ -146,16 +146,16 @@ def _samples() -> Iterator[list[Message]]:
     """Conversations in which a template writes what it can write."""
     system: Message = {"role": "system", "content": "s"}
     user: Message = {"role": "user", "content": "u"}
-    said: Message = {"role": "assistant", "content": "a"}
+    greeting: Message = {"role": "assistant", "content": "a"}
     called: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
     result: Message = {"role": "tool", "content": "r", "tool_call_id": "call00000", "name": "f"}
     for begin in ([], [system]):
         yield [*begin, user]
-        yield [*begin, user, said, user]
+        yield [*begin, user, greeting, user]
         for reply in (called, {**called, "content": "a"}, {**called, "reasoning_content": "t"}):
             yield [*begin, user, reply, result]
-            yield [*begin, user, reply, result, said, user]
-        yield [*begin, user, {**said, "reasoning_content": "t"}, user]
+            yield [*begin, user, reply, result, greeting, user]
+        yield [*begin, user, {**greeting, "reasoning_content": "t"}, user]
 
 
 def _aliased(message: Message) -> Message:

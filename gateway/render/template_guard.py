@@ -49,7 +49,7 @@ class _Marking(NodeTransformer):
         return node
 
     def visit_Call(self, node: nodes.Call) -> Any:
-        """Leaves the arguments of methods unmarked, because methods of texts search for them; macros and functions may
+        """Leave the arguments of methods unmarked, because methods of texts search for them; macros and functions may
         write theirs."""
         if not isinstance(node.node, nodes.Getattr):
             return self.generic_visit(node)

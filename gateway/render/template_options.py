@@ -1,6 +1,6 @@
 """The switches by which a request may change how a model's template writes a prompt. Pure.
 
-A template has a switch if a prompt reads differently with it; whatever else clients ask for has no effect, and makes no branch.
+A template has a switch if a prompt reads differently with it; whatever else clients request has no effect, and makes no branch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def chosen(effort: str | None, thinking: bool | None, known: Container[Switches]
 def combinations(vary: Callable[[Switches], R | None], *, thinking: bool) -> Iterator[tuple[Switches, R]]:
     """Yield every combination of switches that a template has. `thinking`: the settings leave thinking to the template.
 
-    `vary` answers the template with some switches, or None if prompts read as they did without them.
+    `vary` returns the template with some switches, or None if prompts read as they did without them.
     """
     off = Switches(thinking=False)
     single = [Switches(effort=effort) for effort in EFFORTS]

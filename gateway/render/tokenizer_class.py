@@ -1,7 +1,7 @@
 """The class of a checkpoint's tokenizer by the rules of transformers' `AutoTokenizer`, and whether it is its `tokenizer.json`.
 
 Most classes take the tokenizer as `tokenizer.json` has it. Some take the vocabulary alone and build the rest: those classes that
-are known here (`_BUILT`) are compared with the file; about the others only transformers can tell.
+are known here (`_BUILT`) are compared with the file; only transformers can check the others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Built:
     tokens: dict[str, str]
 
     def equals(self, spec: dict[str, Any]) -> bool:
-        """Return whether a `tokenizer.json` says the same."""
+        """Return whether a `tokenizer.json` has the same."""
         around = _without_offsets([spec.get("normalizer"), spec.get("pre_tokenizer")])
         decoder = spec.get("decoder") or {}
         decoder = {"type": "ByteLevel"} if decoder.get("type") == "ByteLevel" else decoder
@@ -97,7 +97,7 @@ _BUILT = {
 
 
 def tokens_of(config: dict[str, Any], model: dict[str, Any], spec: dict[str, Any]) -> dict[str, str] | None:
-    """Return the special tokens that a checkpoint has beside those that it names; None where its `tokenizer.json` is not all
+    """Return the special tokens that a checkpoint has in addition to the named ones; None where its `tokenizer.json` is not all
     of it.
 
     `config`, `model` and `spec` are its `tokenizer_config.json`, `config.json` and `tokenizer.json`.
@@ -121,7 +121,7 @@ def _class(config: dict[str, Any], model: dict[str, Any], spec: dict[str, Any]) 
 
 
 def _without_offsets(parts: list[Any]) -> Any:
-    """Return the parts without what only says where in a text a token was found."""
+    """Return the parts without the settings that only locate a token in a text."""
 
     def without_offsets(value: dict[str, Any]) -> dict[str, Any]:
         return {key: item for key, item in value.items() if key != "trim_offsets"}

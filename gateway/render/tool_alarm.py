@@ -19,7 +19,7 @@ _EXAMPLE = 200
 WORDS = {
     UNPARSED: "the reply looks like a tool call and is none in the form of the model's template (docs/topics/templates.md)",
     CUT: "the reply ended inside a tool call: it was cut at a limit on tokens",
-    NOT_JSON: "the arguments of a tool call are no JSON object",
+    NOT_JSON: "the arguments of a tool call are not a JSON object",
     UNKNOWN_TOOL: "a tool was called that the request does not have",
 }
 """Each fault in words."""
@@ -36,8 +36,8 @@ class ToolAlarm:
         """Replies with each fault since the last warning of it."""
         self._warned: dict[str, float] = {}
 
-    def tell(self, call_id: str, faults: Sequence[str], example: str) -> None:
-        """A reply had faults; `example` is its text, or the calls in it."""
+    def report(self, call_id: str, faults: Sequence[str], example: str) -> None:
+        """Count a reply with faults; `example` is its text, or the calls in it."""
         for fault in faults:
             self._counter.labels(fault).inc()
             self._since[fault] += 1

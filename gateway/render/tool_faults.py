@@ -1,7 +1,7 @@
 """Tool calls of a reply that an agent cannot run, or never gets: found once the reply is whole, if its request had tools. Pure.
 
 A model that writes calls in another form than its template's, or whose calls are cut off, is answered as if it had made none, and
-its reward says nothing of that. So these replies are counted, warned of and marked in the record.
+its reward does not show that. So these replies are counted, reported by a warning, and marked in the record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNPARSED = "unparsed"
 CUT = "cut"
 """The reply ended inside a call."""
 NOT_JSON = "not_json"
-"""A call whose arguments are no JSON object."""
+"""A call whose arguments are not a JSON object."""
 UNKNOWN_TOOL = "unknown_tool"
 """A call of a tool that the request does not have."""
 TOOL_FAULTS = (UNPARSED, CUT, NOT_JSON, UNKNOWN_TOOL)

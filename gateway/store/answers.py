@@ -1,4 +1,4 @@
-"""Statements about answers that clients may ask for again."""
+"""Statements about answers that clients may request again."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def conversation(connection: Connection, answer_id: str) -> list[dict[str, Any]]
 
 
 def delete_answer(connection: Connection, answer_id: str, at: float) -> bool:
-    """Hides an answer. Return False if there is none."""
+    """Hide an answer. Return False if there is none."""
     where = (_TABLE.c.id == answer_id, _TABLE.c.deleted_at.is_(None))
     return connection.execute(update(AnswerRow).where(*where).values(deleted_at=at)).rowcount > 0

@@ -12,7 +12,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 RESOLUTION_S = 0.002
-"""The resolution in seconds, which is that of SQLite's clock: moments that are closer cannot be told apart."""
+"""The resolution in seconds, which is that of SQLite's clock: moments that are closer are equal."""
 
 
 class _Now(FunctionElement[float]):
@@ -22,7 +22,7 @@ class _Now(FunctionElement[float]):
 
 @compiles(_Now, "postgresql")
 def _of_postgresql(_element: _Now, _compiler: Any, **_options: Any) -> str:
-    """Compiles to the statement's time: `now()` would be the transaction's begin, perhaps before it waited for a lock."""
+    """Compile to the statement's time: `now()` would be the transaction's begin, perhaps before it waited for a lock."""
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
 

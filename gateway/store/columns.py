@@ -4,7 +4,7 @@
   no NUL, and neither takes half of a surrogate pair, but JSON and so agents can send both: they are escaped in PostgreSQL, and
   halves of pairs in SQLite too. Lengths are bounded by the API, not by PostgreSQL.
 - JSON is text, which both databases keep as it came. What orjson cannot write (integers beyond 64 bits, halves of pairs) Python's
-  own encoder does; a blank before the text says that Python's own decoder must read it again.
+  own encoder does; a blank before the text marks it for Python's own decoder.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _contains_in_postgresql(element: contains, compiler: Any, **options: Any) ->
 
 
 def portions(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Parts of a list that are short enough for one `IN (...)`."""
+    """Yield parts of a list that are short enough for one `IN (...)`."""
     for start in range(0, len(values), _AT_ONCE):
         yield values[start : start + _AT_ONCE]
 

@@ -5,10 +5,10 @@ Owns the writer's connection. Everything here runs in the writer's thread and bl
 - **Exactly once.** On PostgreSQL a connection can break while it commits. Every transaction sets this writer's number in the
   table `writers`, which only grows. After a break the group is run again, and its first statement raises the number only if none
   of the tries before got through: the row's lock makes it wait for a try that the server is still busy with. If one got through,
-  its results stand. (`pg_xact_status()` cannot be asked instead: a server that crashed gives the numbers of transactions that it
+  its results stand. (`pg_xact_status()` cannot be used instead: a server that crashed gives the numbers of transactions that it
   lost to others.)
-- **A function may run more than once**: after a lost connection, a deadlock, or the failure of a write beside it. What it did to
-  the database before is gone then; it must do nothing else.
+- **A function may run more than once**: after a lost connection, a deadlock, or the failure of another write. What it did to
+  the database before is rolled back then; it must do nothing else.
 - **Outages.** While the database cannot be reached the group waits, and with it all later ones: their order is kept.
 """
 
@@ -29,11 +29,11 @@ from gateway.store import coordination, events
 from gateway.store.connections import (
     begin_writing,
     delays,
-    is_again,
-    is_away,
     is_broken,
+    is_disconnected,
     is_failed,
     is_full,
+    is_retryable,
     refusal,
 )
 from headgate.errors import Unavailable
@@ -77,14 +77,14 @@ class _Failed(Exception):
         self.at = at
 
 
-class _Again(Exception):
+class _Retry(Exception):
     """The transaction must be run again."""
 
-    def __init__(self, error: Exception, *, away: bool, results: list[Any] | None) -> None:
+    def __init__(self, error: Exception, *, disconnected: bool, results: list[Any] | None) -> None:
         """`results`: the writes' results, if a commit was attempted and its outcome is unknown."""
         super().__init__(error)
         self.error = error
-        self.away = away
+        self.disconnected = disconnected
         self.results = results
 
 
@@ -102,7 +102,7 @@ class Committer:
         self._number = 0
         self._marks = engine.dialect.name == "postgresql"
         self._stop_at: float | None = None
-        self._away_since: float | None = None
+        self._disconnected_since: float | None = None
         self.full = False
         """True if writes wait because the database's disk is full."""
         self._busy_since: float | None = None
@@ -111,14 +111,16 @@ class Committer:
     def reachable(self) -> bool:
         """True if the database does its work in time."""
         busy_since = self._busy_since
-        return self._away_since is None and (busy_since is None or time.monotonic() - busy_since < _SLOW_S)
+        return self._disconnected_since is None and (
+            busy_since is None or time.monotonic() - busy_since < _SLOW_S
+        )
 
     def stop(self, within_s: float) -> None:
-        """Give up writes that are not committed within so many seconds."""
+        """Give up writes that are not committed within this many seconds."""
         self._stop_at = time.monotonic() + within_s
 
     def close(self) -> None:
-        """Disconnects."""
+        """Disconnect."""
         if self._connection is None:
             return
         try:
@@ -130,7 +132,7 @@ class Committer:
             log.warning("the writer's mark was left behind: %s", _short(error))
 
     def commit(self, group: Sequence[Write]) -> list[Outcome]:
-        """Commit a group of writes in order, and answers their outcomes in order."""
+        """Commit a group of writes in order, and return their outcomes in order."""
         outcomes: list[Outcome] = []
         rest = list(group)
         while rest:
@@ -157,10 +159,10 @@ class Committer:
             self._busy_since = time.monotonic()
             try:
                 results = self._try(group, unanswered)
-            except _Again as again:
-                if again.results is not None:
-                    unanswered = (self._number, again.results)
-                self._wait(again, next(waits))
+            except _Retry as retry:
+                if retry.results is not None:
+                    unanswered = (self._number, retry.results)
+                self._wait(retry, next(waits))
             else:
                 self._is_back()
                 return results
@@ -182,11 +184,11 @@ class Committer:
                 with events.gathered(self._connection):
                     results = _run(self._connection, group)
         except Exception as error:
-            away = is_away(error) or self._connection is None or is_broken(self._connection)
-            if away:
+            disconnected = is_disconnected(error) or self._connection is None or is_broken(self._connection)
+            if disconnected:
                 self._drop()
-            if away or is_again(error):
-                raise _Again(error, away=away, results=results) from error
+            if disconnected or is_retryable(error):
+                raise _Retry(error, disconnected=disconnected, results=results) from error
             if isinstance(error, _Failed):
                 raise
             raise _Failed(error, None) from error
@@ -201,20 +203,22 @@ class Committer:
         values = {"id": self._id, "number": self._number, "first": first}
         return connection.execute(_MARK, values).rowcount > 0
 
-    def _wait(self, again: _Again, delay: float) -> None:
+    def _wait(self, retry: _Retry, delay: float) -> None:
         if self._stop_at is not None and time.monotonic() > self._stop_at:
             raise _Stopped
-        self.full = is_full(again.error)
-        if again.away and self._away_since is None:
-            self._away_since = time.monotonic()
+        self.full = is_full(retry.error)
+        if retry.disconnected and self._disconnected_since is None:
+            self._disconnected_since = time.monotonic()
             why = "has a full disk" if self.full else "cannot be reached"
-            log.error("the database %s, writes wait for it: %s", why, _short(again.error))
+            log.error("the database %s, writes wait for it: %s", why, _short(retry.error))
         time.sleep(delay)
 
     def _is_back(self) -> None:
-        if self._away_since is not None:
-            log.warning("the database can be written again after %.1f s", time.monotonic() - self._away_since)
-            self._away_since, self.full = None, False
+        if self._disconnected_since is not None:
+            log.warning(
+                "the database can be written again after %.1f s", time.monotonic() - self._disconnected_since
+            )
+            self._disconnected_since, self.full = None, False
 
     def _drop(self) -> None:
         """Give the connection up."""
@@ -232,13 +236,13 @@ def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
     """Return the result of each write. Raises _Failed for a write that fails for reasons of its own, and the connection's error
     otherwise."""
     results: list[Any] = []
-    for _, neighbours in groupby(group, lambda write: write.do if isinstance(write, Rows) else write):
-        writes = list(neighbours)
+    for _, neighbors in groupby(group, lambda write: write.do if isinstance(write, Rows) else write):
+        writes = list(neighbors)
         at = len(results) if len(writes) == 1 else None
         try:
             results += _run_alike(connection, writes)
         except Exception as error:
-            if is_away(error) or is_again(error) or is_broken(connection):
+            if is_disconnected(error) or is_retryable(error) or is_broken(connection):
                 raise
             raise _Failed(error, at) from error
         if is_failed(connection):

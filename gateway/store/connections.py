@@ -1,8 +1,8 @@
 """Connections to the two databases, and what their errors mean.
 
-`postgresql://` is spoken by psycopg, which SQLAlchemy imports when it connects: its errors and connections are told by their
-attributes here. A gateway that stands still in the middle of a transaction (a paused machine) loses it after
-`_IDLE_S`, so that its locks hold nobody else up. Only a server that takes writes is connected to.
+`postgresql://` is spoken by psycopg, which SQLAlchemy imports when it connects: errors and connections are recognized by
+attributes here. A gateway that stops in the middle of a transaction (a paused machine) loses the transaction after
+`_IDLE_S`, so that its locks do not block other processes. Only servers that accept writes are used.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _PATIENT = {
     "tcp_user_timeout": 10_000,
     "target_session_attrs": "read-write",
 }
-"""Connection parameters for libpq, where the URL says nothing else."""
-_AWAY = ("08", "53", "57P01", "57P02", "57P03", "57P05", "25P03", "58")
+"""Connection parameters for libpq, where the URL does not set them."""
+_DISCONNECTED = ("08", "53", "57P01", "57P02", "57P03", "57P05", "25P03", "58")
 """SQLSTATEs: no connection, no room, shut down, and errors of the server's disk."""
-_AGAIN = ("40001", "40P01", "55P03", "57014")
+_RETRYABLE = ("40001", "40P01", "55P03", "57014")
 """SQLSTATEs of: not serializable, deadlock, lock not available, and a statement cancelled by a person or the server's time
 limit.
 """
 _DISK_FULL = "53100"
 _SQLITE_BUSY = (5, 6)
 _SQLITE_FULL = 13
-_SQLITE_AWAY = (10, _SQLITE_FULL)
+_SQLITE_DISCONNECTED = (10, _SQLITE_FULL)
 """SQLite's codes: an error of the disk, and no room on it."""
 _SQLITE_UNUSABLE = (3, 8, 11, 14, 23, 26)
 """SQLite's codes: no permission, read-only, damaged, cannot be opened, not authorized, and not a database."""
 _UNUSABLE = ("28000", "28P01", "3D000", "42501")
 """SQLSTATEs: a wrong user or password, no such database, and no permission."""
-_LET_IN_NOBODY = ("authentication failed", "no pg_hba.conf entry", '" does not exist')
+_NO_ACCESS = ("authentication failed", "no pg_hba.conf entry", '" does not exist')
 """Words of libpq's messages for the same errors, which have no SQLSTATE where a connection is refused."""
 
 
 def connect(url: str, connections: int) -> Engine:
-    """Return an engine with at most so many connections; none is opened yet."""
+    """Return an engine with at most `size` connections; none is opened yet."""
     where = driver(url)
     if where.get_backend_name() == "sqlite":
         return _sqlite(where)
-    told = {name: value for name, value in _PATIENT.items() if name not in where.query}
+    options = {name: value for name, value in _PATIENT.items() if name not in where.query}
     engine = create_engine(
-        where, json_serializer=to_json, json_deserializer=from_json, connect_args=told,
+        where, json_serializer=to_json, json_deserializer=from_json, connect_args=options,
         pool_pre_ping=True, pool_size=connections, max_overflow=0,
     )  # fmt: skip
     event.listen(engine, "connect", _configure_postgres)
@@ -78,7 +78,7 @@ def connect(url: str, connections: int) -> Engine:
 
 
 def begin_reading(connection: Connection) -> None:
-    """Begins a read-only transaction on one snapshot."""
+    """Begin a read-only transaction on one snapshot."""
     if connection.dialect.name == "postgresql":
         connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     else:
@@ -86,10 +86,10 @@ def begin_reading(connection: Connection) -> None:
 
 
 def begin_writing(connection: Connection) -> None:
-    """Begins a transaction.
+    """Begin a transaction.
 
     Python's driver begins one only at the first changed row: a savepoint before it would be a transaction of its own,
-    committed when it is released. SQLite is locked at once, because a transaction that reads first could not write
+    committed when it is released. SQLite is locked immediately, because a transaction that reads first could not write
     after another one's commit.
     """
     if connection.dialect.name == "sqlite":
@@ -112,11 +112,10 @@ def driver(url: str) -> URL:
 
 
 def without_password(url: str) -> str:
-    """Return a URL without its password."""
     return make_url(url).render_as_string(hide_password=True)
 
 
-def is_away(error: BaseException) -> bool:
+def is_disconnected(error: BaseException) -> bool:
     """Return true if the error means that the database cannot be reached, or cannot work, for now."""
     if not isinstance(error, DBAPIError):
         return False
@@ -124,12 +123,12 @@ def is_away(error: BaseException) -> bool:
     if hasattr(original, "sqlstate"):
         if original.sqlstate is None:  # libpq's own error: no connection, or a broken one
             return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
-        return original.sqlstate.startswith(_AWAY)
-    return error.connection_invalidated or _sqlite_code(error) in _SQLITE_AWAY
+        return original.sqlstate.startswith(_DISCONNECTED)
+    return error.connection_invalidated or _sqlite_code(error) in _SQLITE_DISCONNECTED
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error says that there is no room left on the database's disk."""
+    """Return whether an error means that the database's disk is full."""
     original = getattr(error, "orig", None)
     return _sqlite_code(error) == _SQLITE_FULL or getattr(original, "sqlstate", None) == _DISK_FULL
 
@@ -140,17 +139,17 @@ def _sqlite_code(error: BaseException) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def is_again(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """Return true if the same transaction may well succeed a moment later."""
     if not isinstance(error, DBAPIError):
         return False
     if (code := _sqlite_code(error)) is not None:
         return code in _SQLITE_BUSY
-    return getattr(error.orig, "sqlstate", None) in _AGAIN
+    return getattr(error.orig, "sqlstate", None) in _RETRYABLE
 
 
 def is_unusable(error: BaseException) -> bool:
-    """Return whether an error says that this is no database, or that this process cannot use it: trying again is of no
+    """Return whether an error means that this is not a database, or that this process cannot use it: a retry is of no
     use."""
     if not isinstance(error, DBAPIError):
         return False
@@ -158,7 +157,7 @@ def is_unusable(error: BaseException) -> bool:
         return code in _SQLITE_UNUSABLE
     original: Any = error.orig
     if hasattr(original, "sqlstate"):
-        return original.sqlstate in _UNUSABLE or any(words in str(original) for words in _LET_IN_NOBODY)
+        return original.sqlstate in _UNUSABLE or any(words in str(original) for words in _NO_ACCESS)
     return False
 
 
@@ -193,7 +192,7 @@ def _libpq(connection: Connection) -> psycopg.Connection | None:
 
 
 def delays() -> Iterator[float]:
-    """Seconds to wait before each further try."""
+    """Yield the seconds to wait before each further try."""
     longest = 0.05
     while True:
         yield longest * random.uniform(0.5, 1.0)
@@ -201,7 +200,7 @@ def delays() -> Iterator[float]:
 
 
 def give_back(url: str) -> None:
-    """Give the space of what was deleted back to the file system (SQLite: all of it, while nobody else uses the database;
+    """Give the space of what was deleted back to the file system (SQLite: all of it, while no other process uses the database;
     PostgreSQL: what is at the ends of tables, and the rest to their next rows), and updates the planners' statistics.
     """
     engine = connect(url, 1)

@@ -40,10 +40,10 @@ class Coordinator:
 
 
 def claim(connection: Connection, holder: str, url: str, lease_s: float, over: int | None) -> int | None:
-    """Make `holder` the coordinator, after the one with the fence `over`; answers its fence.
+    """Make `holder` the coordinator, after the one with the fence `over`; return its fence.
 
-    `over`: the fence of the coordinator to succeed; None: any; 0: there never was one. Answers None if another was faster,
-    or if the lease of `over` was renewed meanwhile.
+    `over`: the fence of the coordinator to succeed; None: any; 0: there never was one. Return None if another was faster,
+    or if the lease of `over` was renewed in the meantime.
     """
     connection.info.pop(_CHECKED, None)
     values = {"holder": holder, "url": url, "deadline": NOW + lease_s}
@@ -61,14 +61,14 @@ def _create(connection: Connection, values: dict[str, Any]) -> bool:
 
 
 def renew(connection: Connection, fence: int, lease_s: float) -> None:
-    """Lengthens the lease. Raise Fenced."""
+    """Lengthen the lease. Raise Fenced."""
     renewed = update(_TABLE).where(_TABLE.c.fence == fence).values(deadline=NOW + lease_s)
     if not connection.execute(renewed).rowcount:
         raise _fenced(fence)
 
 
 def resign(connection: Connection, fence: int) -> None:
-    """Lets another process follow at once, if `fence` is still the coordinator's."""
+    """Let another process become the coordinator immediately, if `fence` is still the coordinator's."""
     connection.execute(update(_TABLE).where(_TABLE.c.fence == fence).values(deadline=0.0))
 
 
@@ -89,7 +89,7 @@ def check(connection: Connection, fence: int) -> None:
 
 
 def begin(connection: Connection) -> None:
-    """A new transaction: it has checked no fence yet."""
+    """Forget the checked fence at the start of a transaction."""
     connection.info.pop(_CHECKED, None)
 
 

@@ -2,7 +2,7 @@
 
 Every query is a function of a synchronous connection. Writes are committed by one thread in the order in which they were
 submitted, many in one transaction (group commit, see commits.py): durability costs one fsync for all that wait. A write that
-fails is taken back alone, and only its submitter hears of it. Reads run in a few threads of their own, each on one snapshot. The
+fails is taken back alone, and its submitter gets the error. Reads run in a few threads of their own, each on one snapshot. The
 event loop is woken once per transaction.
 
 While the database cannot be reached, writes wait, in their order; reads are tried again for `[store] read_wait_s`.
@@ -25,7 +25,7 @@ from sqlalchemy.exc import DataError, DBAPIError
 from gateway.config import StoreSettings
 from gateway.store import coordination
 from gateway.store.commits import Committer, Outcome, Write
-from gateway.store.connections import begin_reading, connect, delays, is_again, is_away, refusal
+from gateway.store.connections import begin_reading, connect, delays, is_disconnected, is_retryable, refusal
 from headgate.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Database:
 
     @property
     def pending(self) -> int:
-        """Writes that were submitted and are not committed."""
+        """Return the writes that were submitted and are not committed."""
         return self._waiting
 
     @property
@@ -142,7 +142,7 @@ class Database:
             )
 
     def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Queues a write; the future is done once it is committed. Raise Unavailable when too many wait.
+        """Queue a write; the future is done once it is committed. Raise Unavailable when too many wait.
 
         The function runs in the writer's thread, and may run more than once (see commits.py): it must do nothing but write.
         """
@@ -150,7 +150,7 @@ class Database:
         return self.put(write)
 
     def put(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Queues a write that `check_write` has let pass and that nothing may refuse, because memory has the change
+        """Queue a write that `check_write` has let pass and that nothing may refuse, because memory has the change
         already."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting += 1
@@ -174,8 +174,8 @@ class Database:
             except (DataError, OverflowError) as error:
                 raise refusal(error) from error
             except DBAPIError as error:
-                self._unread = is_away(error)
-                if not (self._unread or is_again(error)):
+                self._unread = is_disconnected(error)
+                if not (self._unread or is_retryable(error)):
                     raise
                 if self._loop.time() + delay > until:
                     raise self._given_up(error) from error
@@ -206,7 +206,7 @@ class Database:
             return query(connection)
 
     def _write_forever(self) -> None:
-        """The writer's thread, until None is in the queue."""
+        """Run the writer's thread, until None is in the queue."""
         more = True
         group: list[_Item] = []
         while more:

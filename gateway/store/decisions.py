@@ -51,11 +51,10 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
         for decision in decisions
     ]
     connection.execute(_INSERT, rows)
-    insert_events(connection, [_told(model, one) for one in decisions if one.kind != "deleted"])
+    insert_events(connection, [_event(model, one) for one in decisions if one.kind != "deleted"])
 
 
-def _told(model: str, decision: Decision) -> Event:
-    """The event that tells a decision."""
+def _event(model: str, decision: Decision) -> Event:
     subject = "episode" if decision.episode_id else "group"
     facts = {"reason": decision.reason or None, "buffer": decision.buffer, "entry": decision.entry}
     data = {name: value for name, value in facts.items() if value is not None} | decision.details
@@ -90,7 +89,7 @@ def groups_of_batch(buffer: int) -> Select[str, str]:
 
 
 def batches(connection: Connection, model: str) -> list[dict[str, Any]]:
-    """The buffers that were trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
+    """Return the trained batches, in order: buffer, groups, trained_at (seconds since the epoch)."""
     query = (
         select(DecisionRow.buffer, func.count().label("groups"), func.min(DecisionRow.at).label("trained_at"))
         .where(DecisionRow.model == model, _TRAINED)

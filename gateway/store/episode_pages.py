@@ -1,7 +1,7 @@
 """Statements by which people look through many episodes: pages of a filtered list, its length, its histogram over time.
 
 A place in the list is `created_at` and id of an episode, newest first. Where a list is pinned to a place, episodes that are
-opened later are not in it, so that its length and its positions stay while somebody scrolls.
+opened later are not in it, so that its length and its positions stay while a user scrolls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SEARCHED = ("id", "task_id", "group_id", "agent", "reason", "error")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """A filter of episodes; a field that is None matches all. Numbers are inclusive bounds, `until` apart."""
+    """A filter of episodes; a field that is None matches all. Numbers are inclusive bounds, except `until`."""
 
     state: str | None = None
     mode: EpisodeMode | None = None
@@ -53,7 +53,7 @@ class EpisodeFilter:
     until: float | None = None
     """Opened before."""
     text: str | None = None
-    """A part of the id, or of what people named or said."""
+    """A part of the id, of a name, or of a text."""
     models: tuple[str, ...] | None = None
     """Episodes of these models alone: those within reach of the key."""
     pin: Place | None = None
@@ -114,8 +114,8 @@ def list_episodes(
     offset: int = 0,
     sort: Sort = "newest",
 ) -> list[dict[str, Any]]:
-    """Return the newest episodes. `after`: the place of the last one that is known already; `offset`: so many are passed over.
-    `after` counts only with the sort `newest`."""
+    """Return the newest episodes. `after`: the position of the last known one, with the sort `newest` only; `offset`: how
+    many to skip."""
     if sort != "newest":
         order = (*_SORTS[sort], *_NEWEST_FIRST)
         query = select(*COLUMNS).where(*_within(wanted)).order_by(*order).limit(limit).offset(offset)
@@ -146,14 +146,14 @@ def _newest(
     models = None if wanted.models is None else _chosen(wanted)
     if models is None:
         return connection.execute(query.limit(limit).offset(offset)).all()
-    # One page for each model: the index delivers it at once, however many rows there are.
+    # One page for each model: the index delivers it directly, however many rows there are.
     pages = [connection.execute(query.where(_C.model == m).limit(limit + offset)) for m in models]
     rows = sorted((row for page in pages for row in page), key=lambda row: (row.created_at, row.id))
     return rows[::-1][offset : offset + limit]
 
 
 def _chosen(wanted: EpisodeFilter) -> Sequence[str] | None:
-    """The models whose episodes can match; None: all."""
+    """Return the models whose episodes can match; None: all."""
     if wanted.model is None:
         return wanted.models
     return (wanted.model,) if wanted.models is None or wanted.model in wanted.models else ()
@@ -169,11 +169,11 @@ def count(connection: Connection, wanted: EpisodeFilter = ALL) -> int:
     """Return the number of episodes that match."""
     if not wanted.tallied:
         return connection.scalar(select(func.count()).select_from(EpisodeRow).where(*_within(wanted))) or 0
-    asked = (wanted.mode, wanted.state, wanted.reason)
+    filters = (wanted.mode, wanted.state, wanted.reason)
     return sum(
         n
         for key, n in tallies.tallies(connection, _chosen(wanted)).items()
-        if all(value is None or value == part for value, part in zip(asked, key, strict=True))
+        if all(value is None or value == part for value, part in zip(filters, key, strict=True))
     )
 
 
@@ -211,7 +211,7 @@ def group_rewards(connection: Connection, group_ids: Sequence[str]) -> dict[tupl
 
 
 def slowest_groups(connection: Connection, model: str, limit: int = 20) -> list[dict[str, Any]]:
-    """The groups whose oldest episode has run for longest, with their unfinished episodes."""
+    """Return the groups whose oldest episode has run for longest, with their unfinished episodes."""
     query = select(_C.group_id, _C.id, _C.created_at).where(UNFINISHED, _C.model == model, _C.mode == "train")
     found: dict[str, dict[str, Any]] = {}
     now = connection.scalar(select(NOW)) or 0.0
@@ -290,7 +290,7 @@ def reasons(connection: Connection, model: str) -> dict[str, int]:
 
 
 def facets(connection: Connection, wanted: EpisodeFilter = ALL) -> dict[str, Any]:
-    """The values that people can choose from: how many episodes have each mode, state and reason; agents; newest version."""
+    """Return the values of filters: how many episodes have each mode, state and reason; agents; newest version."""
     models = _chosen(wanted)
     found: dict[str, Any] = {"modes": {}, "states": {}, "reasons": {}}
     for key, n in tallies.tallies(connection, models).items():

@@ -61,7 +61,7 @@ def insert_episode(connection: Connection, values: NewEpisode) -> None:
     }
     if values.get("agent"):
         data["agent"] = values["agent"]
-    _tell(connection, "opened", values, data)
+    _insert_event(connection, "opened", values, data)
 
 
 def set_reward(
@@ -76,7 +76,7 @@ def set_reward(
 def begin_grading(connection: Connection, episode_id: str) -> None:
     """Mark the end of an episode's run: its reward is being computed."""
     if (row := _end(connection, episode_id, {"state": "grading"})) is not None:
-        _tell(connection, "grading", row, {})
+        _insert_event(connection, "grading", row, {})
 
 
 def close_episode(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
@@ -85,10 +85,10 @@ def close_episode(connection: Connection, episode_id: str, values: dict[str, Any
         data = {name: row[name] for name in ("task_id", "mode", "version", "reason", "reward")}
         if row["components"]:
             data["components"] = row["components"]
-        _tell(connection, "closed", row, data)
+        _insert_event(connection, "closed", row, data)
 
 
-def _tell(connection: Connection, what: str, row: Mapping[str, Any], data: dict[str, Any]) -> None:
+def _insert_event(connection: Connection, what: str, row: Mapping[str, Any], data: dict[str, Any]) -> None:
     event = Event(f"episode.{what}", row["model"], row["id"], row["group_id"], data)
     insert_events(connection, [event])
 
@@ -102,19 +102,17 @@ def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> dic
     row = {**before, **values}
     tallies.changed(connection, [dict(before)], [row])
     if before["agent"]:
-        told = (CallRow.episode_id == episode_id, CallRow.open_to.is_not(None))
-        connection.execute(update(CallRow).where(*told).values(open_to=None))
+        where = (CallRow.episode_id == episode_id, CallRow.open_to.is_not(None))
+        connection.execute(update(CallRow).where(*where).values(open_to=None))
     return row
 
 
 def episode(connection: Connection, episode_id: str) -> dict[str, Any] | None:
-    """One episode."""
     row = connection.execute(select(*COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
     return dict(row) if row else None
 
 
 def open_by_key(connection: Connection, key_hash: str) -> dict[str, Any] | None:
-    """Return the episode that a key opens."""
     row = connection.execute(select(*COLUMNS).where(EpisodeRow.key_hash == key_hash)).mappings().first()
     return dict(row) if row else None
 
@@ -162,7 +160,7 @@ def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, 
 
 
 def stored(connection: Connection, episode_ids: Sequence[str]) -> set[str]:
-    """The ids among these that are stored."""
+    """Return the ids among these that are stored."""
     return {
         found
         for some in portions(episode_ids)

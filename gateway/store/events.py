@@ -97,7 +97,7 @@ EVERYTHING = EventFilter()
 
 
 def insert_events(connection: Connection, events: Sequence[Event]) -> None:
-    """Add events to this transaction: they are inserted at its end within `gathered`, otherwise at once."""
+    """Add events to this transaction: they are inserted at its end within `gathered`, otherwise immediately."""
     gathered: list[Event] | None = connection.info.get(_GATHERED)
     if gathered is None:
         _insert(connection, events)
@@ -108,11 +108,11 @@ def insert_events(connection: Connection, events: Sequence[Event]) -> None:
 @contextmanager
 def gathered(connection: Connection) -> Iterator[None]:
     """Wrap the changes of a transaction: inserts all their events once they are done."""
-    told: list[Event] = []
-    connection.info[_GATHERED] = told
+    events: list[Event] = []
+    connection.info[_GATHERED] = events
     try:
         yield
-        _insert(connection, told)
+        _insert(connection, events)
     finally:
         connection.info.pop(_GATHERED, None)
 
@@ -150,7 +150,7 @@ def newest(connection: Connection) -> int:
 
 
 def oldest(connection: Connection) -> int:
-    """The id of the oldest event that is kept; 0 if there is none."""
+    """Return the id of the oldest kept event; 0 if there is none."""
     return connection.scalar(select(func.min(_COLUMNS.id))) or 0
 
 

@@ -14,21 +14,21 @@ from sqlalchemy.exc import ArgumentError
 
 from gateway.config.settings import ConfigError
 from headgate.processes.lock import (
-    Held,
+    LockHeld,
     holder,
     lock,
 )
 
 
 @contextmanager
-def held(url: str) -> Iterator[None]:
+def locked(url: str) -> Iterator[None]:
     """Keep the database at `url` from other gateways for a block. Raise ConfigError if another one has it."""
     database = _file_of(url)
     with ExitStack() as stack:
         if database:
             try:
                 stack.enter_context(lock(_lock_of(database)))
-            except Held as error:
+            except LockHeld as error:
                 raise ConfigError(f"[store] url: {in_use(database, error.process)}: {REMEDY}") from error
             except OSError:
                 pass  # the folder cannot be written, which opening the database reports

@@ -19,7 +19,7 @@ def keep(
     files: Sequence[Mapping[str, Any]],
     most: int,
 ) -> tuple[set[str], int]:
-    """Has an episode keep images, those of `files` among them that are not stored yet.
+    """Have an episode keep images, those of `files` among them that are not stored yet.
 
     Returns the images that are nowhere, and the bytes of all that the episode would have. Nothing is kept if there are such
     images, or more than `most` bytes.
@@ -41,7 +41,7 @@ def keep(
 
 
 def _sizes(connection: Connection, names: Collection[str]) -> dict[str, int]:
-    """The bytes of those images that are stored, which nobody deletes before this transaction ends."""
+    """Return the bytes of those images that are stored, which no process deletes before this transaction ends."""
     query = select(ImageRow.hash, func.length(ImageRow.data)).where(ImageRow.hash.in_(names))
     locked = query.order_by(ImageRow.hash).with_for_update(read=True, key_share=True)
     return dict(connection.execute(locked).tuples().all())
@@ -77,11 +77,13 @@ def used_by(connection: Connection, episode_ids: Sequence[str]) -> set[str]:
 
 
 def delete_unused(connection: Connection, names: Collection[str]) -> None:
-    """Delete those of some images that no episode has any more. One that an episode begins to have meanwhile stays."""
+    """Delete those of some images that no episode uses. An image that an episode starts to use in the meantime stays."""
     used = exists().where(ImageUseRow.hash == ImageRow.hash)
     for some in portions(sorted(names)):
         locked = (
             select(ImageRow.hash).where(ImageRow.hash.in_(some)).order_by(ImageRow.hash).with_for_update()
         )
-        connection.execute(locked)  # so that the next statement sees the uses of whoever held them
+        connection.execute(
+            locked
+        )  # so that the next statement sees the uses of the transactions that held them
         connection.execute(delete(ImageRow).where(ImageRow.hash.in_(some), ~used))

@@ -13,7 +13,7 @@ from gateway.store.events import Event, insert_events
 from gateway.store.models import LeaseRow, LedgerEventRow, VersionRow
 from gateway.store.records import LeaseRecord, VersionRecord
 
-_TOLD_OF_LEASES = [LeaseRow.id.label("lease_id"), LeaseRow.buffer, LeaseRow.fence, LeaseRow.consumer]
+_LEASE_COLUMNS = [LeaseRow.id.label("lease_id"), LeaseRow.buffer, LeaseRow.fence, LeaseRow.consumer]
 
 
 def insert_event(
@@ -35,7 +35,7 @@ def newest_fence(connection: Connection, model: str) -> int:
     return connection.scalar(select(func.max(LeaseRow.fence)).where(LeaseRow.model == model)) or 0
 
 
-def held_lease(connection: Connection, model: str) -> LeaseRecord | None:
+def open_lease(connection: Connection, model: str) -> LeaseRecord | None:
     """Return the open lease of a model, with its remaining seconds: `left_s` (negative: it has expired)."""
     left = (LeaseRow.deadline - NOW).label("left_s")
     query = select(*LeaseRow.__table__.c, left).where(LeaseRow.model == model, LeaseRow.state == "held")
@@ -44,14 +44,13 @@ def held_lease(connection: Connection, model: str) -> LeaseRecord | None:
 
 
 def lease(connection: Connection, model: str, lease_id: str) -> LeaseRecord | None:
-    """One lease of a model."""
     query = select(*LeaseRow.__table__.c).where(LeaseRow.model == model, LeaseRow.id == lease_id)
     row = connection.execute(query).mappings().first()
     return cast(LeaseRecord, dict(row)) if row else None
 
 
 def insert_lease(connection: Connection, values: dict[str, Any], lease_s: float) -> None:
-    """Store a lease that ends so many seconds from now."""
+    """Store a lease that ends after this many seconds."""
     connection.execute(insert(LeaseRow).values(**values, created_at=NOW, deadline=NOW + lease_s))
     data = {name: values[name] for name in ("buffer", "fence", "consumer")}
     insert_events(
@@ -60,7 +59,7 @@ def insert_lease(connection: Connection, values: dict[str, Any], lease_s: float)
 
 
 def renew_lease(connection: Connection, model: str, fence: int, lease_s: float) -> None:
-    """Lets a lease end so many seconds from now."""
+    """Let a lease end after this many seconds."""
     where = (LeaseRow.model == model, LeaseRow.fence == fence)
     connection.execute(update(LeaseRow).where(*where).values(deadline=NOW + lease_s))
 
@@ -71,19 +70,19 @@ def end_lease(
     """End a lease: acked, nacked, expired, or superseded by another of the same consumer."""
     where = (LeaseRow.model == model, LeaseRow.fence == fence)
     values = {"state": state, "checkpoint": checkpoint, "reason": reason}
-    ended = update(LeaseRow).where(*where).values(**values).returning(*_TOLD_OF_LEASES)
+    ended = update(LeaseRow).where(*where).values(**values).returning(*_LEASE_COLUMNS)
     more = {name: value for name, value in values.items() if value and name != "state"}
-    _tell_of_leases(connection, model, state, connection.execute(ended).mappings().all(), more)
+    _insert_lease_events(connection, model, state, connection.execute(ended).mappings().all(), more)
 
 
 def skip_leases(connection: Connection, model: str, until: int) -> None:
     """End the leases of the buffers before `until`, which will never be trained."""
     where = (LeaseRow.model == model, LeaseRow.state == "held", LeaseRow.buffer < until)
-    ended = update(LeaseRow).where(*where).values(state="skipped").returning(*_TOLD_OF_LEASES)
-    _tell_of_leases(connection, model, "skipped", connection.execute(ended).mappings().all(), {})
+    ended = update(LeaseRow).where(*where).values(state="skipped").returning(*_LEASE_COLUMNS)
+    _insert_lease_events(connection, model, "skipped", connection.execute(ended).mappings().all(), {})
 
 
-def _tell_of_leases(
+def _insert_lease_events(
     connection: Connection, model: str, what: str, rows: Sequence[RowMapping], more: dict[str, Any]
 ) -> None:
     insert_events(connection, [Event(f"batch.{what}", model, data={**row, **more}) for row in rows])
@@ -113,14 +112,13 @@ def set_version(
 
 
 def bad_versions(connection: Connection, model: str) -> dict[int, str]:
-    """The versions that no engine may run, and why."""
+    """Return the versions that no engine may run, and why."""
     where = (VersionRow.model == model, VersionRow.bad != "")
     query = select(VersionRow.version, VersionRow.bad).where(*where).order_by(VersionRow.version)
     return {row.version: row.bad for row in connection.execute(query)}
 
 
 def version(connection: Connection, model: str, number: int) -> VersionRecord | None:
-    """One version."""
     where = (VersionRow.model == model, VersionRow.version == number)
     row = connection.execute(select(*VersionRow.__table__.c).where(*where)).mappings().first()
     return cast(VersionRecord, dict(row)) if row else None

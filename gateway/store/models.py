@@ -73,11 +73,11 @@ class EpisodeRow(Base):
     agent: Mapped[str] = mapped_column(Words(255), default="", server_default=_NOTHING)
     """The `[agents]` key under which it was opened by its first call; empty: through the admin API."""
     notice: Mapped[str] = mapped_column(Words(64), default="", server_default=_NOTHING)
-    """A notice for people about how the episode was opened, such as that its conversation could not be told from others."""
+    """A notice for people about how the episode was opened, such as that its conversation equals another one."""
     error: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
     """The last output of its agent or its graders when they failed."""
     sampling: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """The sampling parameters that stand in place of those that its calls ask for; None: there are none."""
+    """The sampling parameters that stand in place of those that its calls request; None: there are none."""
     attempt: Mapped[int] = mapped_column(Integer, default=1, server_default=text("1"))
     """The number of its agent's attempt: 1 more with each restart."""
 
@@ -159,7 +159,7 @@ class CallRow(Base):
     """The key by which a retry finds the request's answer."""
     api: Mapped[str] = mapped_column(Words(16))
     stream: Mapped[bool]
-    asked: Mapped[dict[str, Any]] = mapped_column(JSON)
+    requested: Mapped[dict[str, Any]] = mapped_column(JSON)
     used: Mapped[dict[str, Any]] = mapped_column(JSON)
     logprobs_mode: Mapped[str] = mapped_column(Words(32))
     engine: Mapped[str] = mapped_column(Words(64))
@@ -392,7 +392,7 @@ class CompatibilityRow(Base):
 
 
 class WriterRow(Base):
-    """The last commit of a gateway process, so that it can tell after a lost connection (see gateway/store/commits.py)."""
+    """The last commit of a gateway process, so that it can find out after a lost connection (see gateway/store/commits.py)."""
 
     __tablename__ = "writers"
 

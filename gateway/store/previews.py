@@ -37,9 +37,9 @@ def previews(
             .join(places, (places.c.episode_id == _C.episode_id) & (places.c.last == _C.index))
             .where(*own)
         )
-        ends = {row[0]: _ids(row[1]) for row in connection.execute(prompts)}
-        begins = {row[0]: _ids(row[1]) for row in connection.execute(replies)}
-        found |= {one: (ends.get(one, []), begins.get(one, [])) for one in some}
+        prompt_end = {row[0]: _ids(row[1]) for row in connection.execute(prompts)}
+        reply_start = {row[0]: _ids(row[1]) for row in connection.execute(replies)}
+        found |= {one: (prompt_end.get(one, []), reply_start.get(one, [])) for one in some}
     return found
 
 

@@ -29,7 +29,7 @@ class CallRecord(TypedDict):
     request_key: str
     api: str
     stream: bool
-    asked: dict[str, Any]
+    requested: dict[str, Any]
     used: UsedSampling
     logprobs_mode: str
     engine: str

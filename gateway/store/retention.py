@@ -8,9 +8,9 @@ An episode is *needed*, and stays whatever its age,
 - while an answer of another episode goes on from one of its answers: that conversation would lose its beginning.
 
 Invariants: an episode is deleted whole, in one transaction, with its nodes, calls, exchanges, answers and decisions. One decision
-is left of it, `deleted`, so that it can still be asked what became of it (see `forget`). The events of the ledger stay, and so do
+is left of it, `deleted`, so that its fate can still be looked up (see `forget`). The events of the ledger stay, and so do
 the records of trained batches. What is not needed once (but for the answers) is never needed again, so it does no harm if several
-processes delete at once.
+processes delete concurrently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Needed = Literal["group", "checkpoint", "answers", "unknown"]
 PAGE = 100
 """Episodes that one transaction looks at."""
 _CALLS = 500
-"""About so many calls are deleted by one transaction, so that others do not wait for long."""
+"""About how many calls one transaction deletes, so that others do not wait for long."""
 _ENDS = ("trained", "skipped", "dropped")
 _ALONE = DecisionRow.kind.in_([literal(kind, literal_execute=True) for kind in ("refused", "deleted")])
 """The condition of the index that serves it, word for word."""
@@ -118,7 +118,7 @@ def sweep(
 
 
 def choose(some: Sequence[Found], ages: Ages) -> tuple[Swept, list[Found], int]:
-    """Chooses what to delete of some episodes; returns also the sum of it, and the number of episodes that were looked
+    """Choose what to delete of some episodes; return also the sum of it, and the number of episodes that were looked
     at."""
     swept = Swept()
     chosen: list[Found] = []
@@ -175,10 +175,12 @@ def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
     if not found:
         return
     ids, groups = [one.row["id"] for one in found], {one.row["group_id"] for one in found}
-    seen = images.used_by(connection, ids)
-    gone = connection.execute(delete(EpisodeRow).where(EpisodeRow.id.in_(ids)).returning(EpisodeRow.id))
-    deleted = set(gone.scalars())  # another process may have deleted them first
-    images.delete_unused(connection, seen)
+    used = images.used_by(connection, ids)
+    deleted_rows = connection.execute(
+        delete(EpisodeRow).where(EpisodeRow.id.in_(ids)).returning(EpisodeRow.id)
+    )
+    deleted = set(deleted_rows.scalars())  # another process may have deleted them first
+    images.delete_unused(connection, used)
     rows = [one for one in found if one.row["id"] in deleted]
     tallies.changed(connection, [one.row for one in rows], [])
     connection.execute(delete(DecisionRow).where(DecisionRow.episode_id.in_(deleted)))
@@ -244,7 +246,7 @@ def _calls(connection: Connection, ids: Collection[str]) -> dict[str, int]:
 
 
 def _continued(connection: Connection, ids: Collection[str]) -> set[str]:
-    """The episodes with answers that answers of other episodes continue."""
+    """Return the episodes with answers that answers of other episodes continue."""
     own = select(AnswerRow.id, AnswerRow.episode_id).where(AnswerRow.episode_id.in_(ids))
     whose = {row.id: row.episode_id for row in connection.execute(own)}
     found: set[str] = set()

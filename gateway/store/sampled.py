@@ -38,7 +38,6 @@ class Sampled:
 
 
 def sampled(connection: Connection, model: str, episode_id: str) -> Sampled:
-    """Return what an episode of a model sampled."""
     tokens, masked = 0, Counter[str]()
     for turn in turns.sampled(connection, model, [episode_id]):
         if turn.mask_reason == CRASHED_ATTEMPT:

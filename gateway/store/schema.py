@@ -28,16 +28,16 @@ from gateway.store.connections import (
     connect,
     delays,
     driver,
-    is_again,
-    is_away,
+    is_disconnected,
     is_full,
+    is_retryable,
     is_unusable,
     without_password,
 )
 from gateway.store.models import CompatibilityRow, CoordinatorRow
 
 log = logging.getLogger(__name__)
-OLDEST_BUILD = "0020"
+OLDEST_BUILD = "0021"
 """The oldest build that works on the newest tables: the newest revision that it knows. A migration that does more than add
 something sets this to its own number."""
 _LOCK_WAIT_S = 60.0
@@ -55,7 +55,7 @@ def newest_revision() -> str | None:
 
 def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
     """Wait for the database, and migrates it if need be. Raise ConfigError where it cannot be used."""
-    begun, told = time.monotonic(), False
+    begun, reported = time.monotonic(), False
     for delay in delays():
         try:
             with engine.begin() as connection:
@@ -68,16 +68,16 @@ def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
                     _migrate(connection, "head")
             return
         except DBAPIError as error:
-            limit = settings.read_wait_s if is_away(error) else _LOCK_WAIT_S
+            limit = settings.read_wait_s if is_disconnected(error) else _LOCK_WAIT_S
             if is_unusable(error):
                 raise ConfigError(_refused(error, settings)) from error
-            if not (is_away(error) or is_again(error)):
+            if not (is_disconnected(error) or is_retryable(error)):
                 raise
             if time.monotonic() - begun > limit:
                 raise ConfigError(_unusable(error, settings, limit)) from error
-            if not told:
+            if not reported:
                 log.warning("the database is not ready, trying for %g s: %s", limit, _first_line(error))
-            told = True
+            reported = True
         time.sleep(delay)
 
 
@@ -110,7 +110,7 @@ def is_back(settings: StoreSettings, to: str) -> bool:
 
 
 def migrate(settings: StoreSettings, to: str) -> None:
-    """Brings the tables to a revision that this build knows, forwards or back: `head`, or a revision's number.
+    """Bring the tables to a revision that this build knows, forwards or back: `head`, or a revision's number.
 
     Backwards, what newer revisions added is dropped with its contents. Raise ConfigError for a revision that is not known, and
     backwards while a gateway process runs.
@@ -124,11 +124,11 @@ def migrate(settings: StoreSettings, to: str) -> None:
     target = known[-1] if to == "head" else to
     with _connected(settings) as connection:
         if is_back(settings, target):
-            _check_nobody_runs(connection)
+            _check_no_process_runs(connection)
         _migrate(connection, target)
 
 
-def _check_nobody_runs(connection: Connection) -> None:
+def _check_no_process_runs(connection: Connection) -> None:
     if not inspect(connection).has_table(CoordinatorRow.__tablename__):
         return
     coordinator = coordination.current(connection)
@@ -140,7 +140,7 @@ def _check_nobody_runs(connection: Connection) -> None:
 
 @contextmanager
 def _connected(settings: StoreSettings) -> Iterator[Connection]:
-    """Yield a connection in a transaction. Raise ConfigError for what the database says."""
+    """Yield a connection in a transaction. Raise ConfigError for the database's errors."""
     engine = connect(settings.url, 1)
     try:
         with engine.begin() as connection:
@@ -167,7 +167,7 @@ def _unusable(error: DBAPIError, settings: StoreSettings, limit: float) -> str:
     where = f"[store] url = {without_password(settings.url)!r}"
     if is_full(error):
         return f"{where}: the database's disk is full ({_first_line(error)}): free some space, or set another place"
-    if is_away(error):
+    if is_disconnected(error):
         return (
             f"{where}: the database cannot be reached (tried for {limit:g} s): {_first_line(error)}."
             " Is the server up, and are host and port right?"

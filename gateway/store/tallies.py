@@ -1,7 +1,7 @@
 """Counts of episodes by model, mode, state and reason, kept so that no query scans all episodes.
 
-Invariant: each transaction that stores, changes or deletes episodes updates the tallies. `recount` computes them again, for
-what a build that knew nothing of them has written meanwhile.
+Invariant: each transaction that stores, changes or deletes episodes updates the tallies. `recount` computes them again
+after an older build, which does not maintain them, has written.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _TALLIES = [TallyRow.__table__.c[name] for name in KEY]
 
 
 def changed(
-    connection: Connection, gone: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+    connection: Connection, removed: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Update the counts for changed episodes: `gone` and `new` are their rows before and after, with the values of `KEY`
+    """Update the counts for changed episodes: `removed` and `new` are their rows before and after, with the values of `KEY`
     at least."""
     by: Counter[tuple[str, ...]] = Counter()
-    for rows, one in ((gone, -1), (new, 1)):
+    for rows, one in ((removed, -1), (new, 1)):
         for row in rows:
             by[tuple(row.get(name, "") for name in KEY)] += one
     added = [dict(zip(KEY, key, strict=True)) | {"count": n} for key, n in sorted(by.items()) if n]

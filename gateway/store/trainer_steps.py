@@ -22,7 +22,7 @@ _C = TrainerStepRow.__table__.c
 
 @dataclass(frozen=True, slots=True)
 class TrainerStep:
-    """A step as a trainer tells it."""
+    """A step as a trainer reports it."""
 
     model: str
     run: str
@@ -37,7 +37,7 @@ class Curves:
     """Steps by column; each figure has a value or None for each step."""
 
     count: int = 0
-    """The steps that there are; of more than were asked for, the columns have every so many."""
+    """Stored steps; if there are more than requested, the columns have every `every`-th one."""
     every: int = 1
     step: list[int] = field(default_factory=list)
     version: list[int | None] = field(default_factory=list)
@@ -45,30 +45,30 @@ class Curves:
     figures: dict[str, list[float | None]] = field(default_factory=dict)
 
 
-def store_step(connection: Connection, told: TrainerStep) -> None:
-    """Store a step, or add to it, and report those who watch. An evaluation alone is told as `trainer.evaluated`."""
-    place = (_C.model == told.model, _C.run == told.run, _C.step == told.step)
+def store_step(connection: Connection, report: TrainerStep) -> None:
+    """Store a step, or add to it, and publish its event: `trainer.evaluated` if all figures are of an evaluation."""
+    place = (_C.model == report.model, _C.run == report.run, _C.step == report.step)
     known = connection.execute(select(_C.figures, _C.version, _C.folder).where(*place)).one_or_none()
     if known is None:
-        values = {"model": told.model, "run": told.run, "step": told.step, "version": told.version,
-                  "figures": told.figures, "folder": told.folder, "at": NOW}  # fmt: skip
+        values = {"model": report.model, "run": report.run, "step": report.step, "version": report.version,
+                  "figures": report.figures, "folder": report.folder, "at": NOW}  # fmt: skip
         connection.execute(upsert.insert(connection, TrainerStepRow).values(values))
     else:
-        version = known.version if told.version is None else told.version
-        merged = {**known.figures, **told.figures}
-        values = {"figures": merged, "version": version, "folder": told.folder or known.folder}
+        version = known.version if report.version is None else report.version
+        merged = {**known.figures, **report.figures}
+        values = {"figures": merged, "version": version, "folder": report.folder or known.folder}
         connection.execute(update(TrainerStepRow).where(*place).values(values))
-    data: dict[str, Any] = {"step": told.step, "version": told.version, "figures": told.figures}
+    data: dict[str, Any] = {"step": report.step, "version": report.version, "figures": report.figures}
     data = {name: value for name, value in data.items() if value is not None}
-    if told.run:
-        data["run"] = told.run
-    evaluation = bool(told.figures) and all(name.startswith("eval/") for name in told.figures)
+    if report.run:
+        data["run"] = report.run
+    evaluation = bool(report.figures) and all(name.startswith("eval/") for name in report.figures)
     kind = "trainer.evaluated" if evaluation else "trainer.step"
-    insert_events(connection, [Event(kind, told.model, data=data)])
+    insert_events(connection, [Event(kind, report.model, data=data)])
 
 
 def runs(connection: Connection, models: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the runs, the one that was heard of last first; `models`: of these alone."""
+    """Return the runs, the last updated one first; `models`: of these alone."""
     query = select(
         _C.run,
         _C.model,
@@ -93,7 +93,7 @@ def curves(
     points: int = 2000,
     figures: Sequence[str] = (),
 ) -> Curves:
-    """Return the figures of a run's steps after one; those that are named, or all. Of more than `points`, every so many."""
+    """Return the named figures of a run's steps after one, or all figures; at most `points` steps, evenly spaced."""
     where = [_C.model == model, _C.run == run, _C.step > after]
     last, count = connection.execute(select(func.max(_C.step), func.count()).where(*where)).one()
     found = Curves(count, max(1, -(-count // points)))

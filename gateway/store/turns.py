@@ -57,14 +57,14 @@ _ANSWERED = union_all(
         RetryRow.name.in_(bindparam("names", expanding=True)),
     ),
 )
-"""The calls that are recorded already (without a name), and those that retries of some requests have begun anew."""
+"""The calls that are recorded already (without a name), and those that retries of some requests have restarted."""
 _LOCKED = (
     select(EpisodeRow.id, EpisodeRow.state)
     .where(EpisodeRow.id.in_(bindparam("episodes", expanding=True)))
     .with_for_update(read=True)
 )
 NAME = 32
-"""A request key begins with so many characters that a request has in common with its retries."""
+"""The length of the prefix of a request key that a request has in common with its retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +82,25 @@ Turn = tuple[Sequence[Node], CallRecord]
 
 
 def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, float]]) -> None:
-    """Store turns of episodes that other processes may write to, each with the moment at which its call came to this process, by
+    """Store turns of episodes that other processes may write to, each with the moment at which this process received its call, by
     its monotonic clock.
 
     Keeps the episodes from being closed before this transaction has ended. Raise IntegrityError if another process has nodes in
     these places, and Conflict if a call is recorded already (`recorded_elsewhere`), if its episode is closed (`episode_closed`),
-    or if a retry of its request was begun anew since (`asked_again`). An abandoned call answers nobody, so it is recorded all the
+    or if a retry has restarted its request since (`requested_again`). An abandoned call has no client and is recorded all the
     same. Compares ages, because the clocks of hosts differ: the retry's by the database's clock, the call's by this process's.
     The retry's is measured first and may only be too low by then, so in doubt the call is refused.
     """
     calls = [call for (_, call), _ in turns]
-    asked = {"episodes": sorted({call["episode_id"] for call in calls})}
-    # Whoever changes what is read next locks the episode's row first
-    states = {row.id: row.state for row in connection.execute(_LOCKED, asked)}
-    asked |= {"calls": [call["id"] for call in calls], "names": sorted({*map(_answers_to, calls)} - {""})}
+    parameters = {"episodes": sorted({call["episode_id"] for call in calls})}
+    # A process that changes what is read next locks the episode's row first
+    states = {row.id: row.state for row in connection.execute(_LOCKED, parameters)}
+    parameters |= {
+        "calls": [call["id"] for call in calls],
+        "names": sorted({*map(_answers_to, calls)} - {""}),
+    }
     recorded, retries = set[str](), dict[tuple[str, str], tuple[str, float]]()
-    for row in connection.execute(_ANSWERED, asked):
+    for row in connection.execute(_ANSWERED, parameters):
         if row.name:
             retries[row.episode_id, row.name] = row.call_id, row.age_s
         else:
@@ -112,16 +115,16 @@ def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, floa
             raise Conflict(f"episode {episode_id} is closed", code="episode_closed")
         other, age_s = retries.get((episode_id, _answers_to(call)), (call_id, 0.0))
         if other != call_id and age_s <= now - arrived + RESOLUTION_S:
-            raise Conflict(f"another call answers the request of {call_id}", code="asked_again")
+            raise Conflict(f"another call answers the request of {call_id}", code="requested_again")
     insert_turns(connection, [turn for turn, _ in turns])
 
 
 def _answers_to(call: CallRecord) -> str:
-    """Return the name of the request that a call answers; empty if it answers nobody."""
+    """Return the name of the request that a call answers; empty if it answers none."""
     return "" if call["finish_reason"] == "abandoned" else str(call["request_key"][:NAME])
 
 
-def begin_again(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
+def restart(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
     """Make a call the new answer to a request: no earlier call will be recorded as its answer.
 
     False, and nothing changes, if the request has been answered. `name`: see `NAME`.
@@ -136,7 +139,7 @@ def begin_again(connection: Connection, episode_id: str, name: str, call_id: str
 
 
 def insert_turns(connection: Connection, turns: Sequence[Turn]) -> None:
-    """Store turns of episodes that nobody else writes to, in the transaction that makes their replies true."""
+    """Store turns of episodes that no other process writes to, in the transaction that makes their replies true."""
     connection.execute(
         _INSERT_NODE,
         [
@@ -215,7 +218,7 @@ def tool_faults(connection: Connection, episode_id: str) -> dict[str, list[str]]
 
 
 def tool_faults_since(connection: Connection, moment: float) -> Counter[str]:
-    """The number of replies with each fault since a moment, in seconds since the epoch."""
+    """Return the number of replies with each fault since a moment, in seconds since the epoch."""
     query = select(CallRow.tool_faults).where(CallRow.tool_faults.is_not(None), CallRow.received_at >= moment)
     return Counter(fault for row in connection.execute(query) for fault in row.tool_faults.split(","))
 
@@ -239,7 +242,7 @@ def has_call(connection: Connection, episode_id: str, call_id: str) -> bool:
 
 
 def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
-    """The rewards that were posted on calls of episodes that are not closed: by episode, by call."""
+    """Return the rewards that were posted on calls of episodes that are not closed: by episode, by call."""
     query = (
         select(CallRow.episode_id, CallRow.id, CallRow.reward)
         .join(EpisodeRow, EpisodeRow.id == CallRow.episode_id)
@@ -301,8 +304,8 @@ def answers(connection: Connection, episode_id: str, key: str) -> list[CallRecor
     return _call_records(connection, query)
 
 
-def begun_anew(connection: Connection, episode_id: str, name: str) -> tuple[str, float] | None:
-    """Return the call that a retry of a request began with `begin_again`, and the seconds since."""
+def restarted(connection: Connection, episode_id: str, name: str) -> tuple[str, float] | None:
+    """Return the call that a retry of a request began with `restart`, and the seconds since."""
     query = select(RetryRow.call_id, NOW - RetryRow.at).where(
         RetryRow.episode_id == episode_id, RetryRow.name == name
     )

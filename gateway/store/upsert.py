@@ -11,5 +11,5 @@ _INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.in
 
 
 def insert(connection: Connection, table: Any) -> Any:
-    """Return an INSERT into `table` that can say what to do on a conflict, in the form of the connection's database."""
+    """Return an INSERT into `table` that supports ON CONFLICT, in the form of the connection's database."""
     return _INSERTS[connection.dialect.name](table)

@@ -43,7 +43,7 @@ class Tracing(Protocol):
     def call(
         self, name: str, headers: Mapping[str, str], since: float, facts: Callable[[], Facts]
     ) -> CallTrace:
-        """Begins a call's span, in the trace that `headers` name by `traceparent`. `since`: the time at which it came."""
+        """Begin a call's span, in the trace that `headers` name by `traceparent`. `since`: the time at which it came."""
         ...
 
     async def close(self) -> None:
@@ -61,7 +61,7 @@ class _NoStep:
         return None
 
     def note(self, facts: Callable[[], Facts]) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class _NoTrace:
@@ -69,7 +69,7 @@ class _NoTrace:
         return _NO_STEP
 
     def end(self, facts: Callable[[], Facts], error: BaseException | None) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class NoTracing:
@@ -81,7 +81,7 @@ class NoTracing:
         return NO_TRACE
 
     async def close(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 _NO_STEP = _NoStep()

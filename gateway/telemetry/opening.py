@@ -1,4 +1,4 @@
-"""Opens the tracing that `[telemetry]` asks for."""
+"""Opens the tracing that `[telemetry]` requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import ModuleType
 from gateway.config import TelemetrySettings
 from gateway.config.settings import ConfigError
 from gateway.telemetry.base import NoTracing, Tracing
+from headgate.extras import install_command
 
 
 def open_tracing(settings: TelemetrySettings, process: str) -> Tracing:
@@ -28,6 +29,6 @@ def _otel() -> ModuleType:
     try:
         from gateway.telemetry import otel
     except ImportError as error:
-        message = f"[telemetry] endpoint needs OpenTelemetry's SDK: pip install 'headgate[otel]' ({error})"
+        message = f"[telemetry] endpoint needs OpenTelemetry's SDK: {install_command('otel')} ({error})"
         raise ConfigError(message) from error
     return otel

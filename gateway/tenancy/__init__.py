@@ -1,1 +1,1 @@
-"""Tenants: projects and their keys, and what one key may use at once."""
+"""Tenants: projects and their keys, and the concurrent use by one key."""

@@ -139,7 +139,7 @@ class Ticket:
         self._calls = 1
 
     def widen(self, replies: int, param: str) -> None:
-        """Count a request as one call for each reply. Raise Busy, and BadRequest for more than may ever run at once.
+        """Count a request as one call for each reply. Raise Busy, and BadRequest for more than the limit.
 
         `param`: the parameter that requests them.
         """
@@ -152,7 +152,7 @@ class Ticket:
         self._limits.draw(self._holders, tokens)
 
     def end(self) -> None:
-        """Frees the request's places. Further calls do nothing."""
+        """Free the request's places. Further calls do nothing."""
         calls, self._calls = self._calls, 0
         if calls:
             self._limits.release(self._holders, calls)
@@ -208,14 +208,14 @@ class Limits:
             self._usage[holder] = self._of(holder, now).draw(tokens, now)
 
     def release(self, holders: tuple[Holder, ...], calls: int) -> None:
-        """Frees the places of calls that are over."""
+        """Free the places of calls that are over."""
         for holder in holders:
             self._usage[holder] = self._usage[holder].end(calls)
         self._sweep()
 
     @property
     def running(self) -> int:
-        """Places that are taken, of all holders together."""
+        """Return the number of taken places, of all holders together."""
         return sum(usage.calls for usage in self._usage.values())
 
     def _holders(self, caller: Caller) -> tuple[Holder, ...]:
@@ -232,7 +232,7 @@ class Limits:
         return self._usage.get(holder) or Usage.unused(self._limits[holder[0]], now)
 
     def _sweep(self) -> None:
-        """Forgets who has nothing and owes nothing, whenever there are twice as many as were left the last time."""
+        """Forget who has nothing and owes nothing, whenever there are twice as many as were left the last time."""
         if len(self._usage) < self._sweep_at:
             return
         now = self._clock()
@@ -256,7 +256,7 @@ class EpisodeQuota:
 
     @contextmanager
     def reserve(self, model: str, open_models: Iterable[str]) -> Iterator[None]:
-        """Reserves a place while an episode is being opened. `open_models`: the models of all open episodes. Raise Busy."""
+        """Reserve a place while an episode is being opened. `open_models`: the models of all open episodes. Raise Busy."""
         project = self._projects.project_of(model)
         if not project or self._most is None:
             yield
@@ -274,8 +274,8 @@ class EpisodeQuota:
 
 def _never(kind: str, calls: int, replies: int, param: str) -> BadRequest:
     message = (
-        f"{param}: {replies} replies are more than the {calls} calls that this {kind} may have at once"
-        f" ([limits.{kind}] calls): ask for fewer in a request"
+        f"{param}: {replies} replies are more than the {calls} concurrent calls that this {kind} may have"
+        f" ([limits.{kind}] calls): request fewer in a request"
     )
     return BadRequest(message, code="too_many_replies", param=param)
 

@@ -3,7 +3,7 @@
 Owns only the keys of the admin API. Invariants: a trained model is in at most one project, and everything of it (episodes,
 groups, batches, leases, versions, engines) is that project's; a frozen or upstream model that no project names is available to
 all, one that several projects name is available to these; an episode can call only models that its project reaches, and other
-models do not exist for it. Without projects everybody reaches every model.
+models do not exist for it. Without projects every client reaches every model.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Projects:
             return bool(having & holding)
         return model not in self._trained or not holding
 
-    def seen(self, model: str, reach: Reach) -> bool:
+    def is_visible(self, model: str, reach: Reach) -> bool:
         """Return true if a model exists for the holder of an admin key: it is within reach, or callable in episodes that are."""
         return reach.has(model) or any(
             self.callable(model, own) for own in reach.models if own in self._trained

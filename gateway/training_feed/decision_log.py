@@ -35,7 +35,7 @@ from scheduler.policies.staleness_events import (
 
 @dataclass(slots=True)
 class Totals:
-    """What the groups of a ledger came to since its beginning: a function of its events alone, so the same after a restart."""
+    """The outcomes of a ledger's groups since its beginning: a function of its events alone, so the same after a restart."""
 
     rewards: int = 0
     """Episodes that were rewarded, whatever became of their groups."""
@@ -80,14 +80,14 @@ class DecisionLog:
 
     def record(self, event: Event, commands: Sequence[Command]) -> list[Decision]:
         """Return the decisions that follow from an accepted event and its commands."""
-        told = [*self._of_event(event), *(d for command in commands for d in self._of(command))]
+        decisions = [*self._of_event(event), *(d for command in commands for d in self._of(command))]
         for command in commands:
             match command:
                 case Consumed(group_ids=over) | Skipped(group_ids=over):
                     self._forget(over)
                 case GroupDropped(group_id):
                     self._forget((group_id,))
-        return told
+        return decisions
 
     def _of_event(self, event: Event) -> Iterator[Decision]:
         match event:

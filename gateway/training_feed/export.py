@@ -27,11 +27,11 @@ from headgate.arrow import groups_to_arrow, schema
 from scheduler.policies.lineage import orphans
 
 ROW_GROUP = 32
-"""Groups in one row group of the file: what is held in memory at once."""
+"""Groups in one row group of the file, which are in memory together."""
 
 
 class ExportError(Exception):
-    """The export failed: no group matches, or the store cannot be read. The message says why."""
+    """The export failed: no group matches, or the store cannot be read. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def export(
     out: Path,
     advance: Callable[[int, int], Any] = lambda _done, _all: None,
 ) -> int:
-    """Write `out`; returns the number of groups. `advance` gets the numbers of written and of all groups.
+    """Write `out`; return the number of groups. `advance` gets the numbers of written and of all groups.
 
     Raise ExportError, and ConfigError for a database that this build cannot read.
 
@@ -60,7 +60,7 @@ def export(
     """
     check_form(settings.store)
     engine = create_engine(driver(settings.store.url))
-    aside = out.with_name(f"{out.name}.part")
+    partial = out.with_name(f"{out.name}.part")
     try:
         with engine.connect() as connection:
             if engine.dialect.name == "sqlite":
@@ -71,17 +71,17 @@ def export(
             entries = reader.whole(connection, list(_entries(connection, chosen)))
             out.parent.mkdir(parents=True, exist_ok=True)
             with pq.ParquetWriter(
-                aside, schema(images=images.any_used(connection)), compression="zstd"
+                partial, schema(images=images.any_used(connection)), compression="zstd"
             ) as writer:
                 for start in range(0, len(entries), ROW_GROUP):
                     some = entries[start : start + ROW_GROUP]
                     writer.write_table(groups_to_arrow(reader.read(connection, some)))
                     advance(start + len(some), len(entries))
-        os.replace(aside, out)
+        os.replace(partial, out)
     except OperationalError as error:
         raise ExportError(f"{without_password(settings.store.url)}: {error.orig}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         engine.dispose()
     return len(entries)
 

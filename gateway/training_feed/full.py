@@ -1,4 +1,4 @@
-"""Says why no group may start: which batches are full of what, and what to do. Pure."""
+"""The reason why no group may start: which batches are full of what, and what to do. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reads groups from the store as a trainer gets them: the same for a lease, for a trained batch, and for an export.
 
-Sets the flags that cannot be known when a token is recorded: ORPHANED (its version is no ancestor of the newest any more) and
+Sets the flags that cannot be known when a token is recorded: ORPHANED (its version is no longer an ancestor of the newest) and
 LATE (it is older than the bound allows in its batch, the last guard of the bound). Both are as of the moment of reading.
 """
 
@@ -47,8 +47,8 @@ class GroupReader:
         """
         wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
         rows = {row["id"]: row for row in episodes.by_id(connection, wanted)}
-        if gone := sum(episode_id not in rows for episode_id in wanted):
-            raise NotFound(f"{gone} of these {len(wanted)} episodes were deleted", code="episodes_deleted")
+        if missing := sum(episode_id not in rows for episode_id in wanted):
+            raise NotFound(f"{missing} of these {len(wanted)} episodes were deleted", code="episodes_deleted")
         nodes = turns.nodes(connection, self.model, wanted)
         full = refused_calls.ended_full(connection, self.model, wanted)
         marks = self._marks()
@@ -68,7 +68,7 @@ class GroupReader:
         return tuple(groups)
 
     def whole(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries whose episodes are all still stored."""
+        """Return the entries whose episodes are all still stored."""
         wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
         kept = episodes.stored(connection, wanted)
         return [entry for entry in entries if kept.issuperset(entry.rewarded)]
@@ -88,7 +88,7 @@ class GroupReader:
         return masked
 
     def marked(self, nodes: Sequence[Node], buffer: int) -> list[Node]:
-        """Nodes with the flags that their tokens have now in a batch; -1: in none."""
+        """Return nodes with the flags that their tokens have now in a batch; -1: in none."""
         marks = self._marks()
         return [marks.node(node, buffer) for node in nodes]
 

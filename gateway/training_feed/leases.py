@@ -2,9 +2,9 @@
 
 Only the next batch to train can be leased. A lease has a deadline and a fencing number from SQL, which grows with every lease;
 reports with an older number are refused, so two trainers can never both consume a batch. Leases are stored with their deadlines,
-so they survive a restart of the gateway. A lease ends with its `ack` or `nack`, when another consumer asks after its deadline,
-when its own consumer asks again, or when its batch is passed over. If the answer to an `ack` or `nack` was lost it may be
-repeated, and gets the same answer.
+so they survive a restart of the gateway. A lease ends with its `ack` or `nack`, when another consumer leases after
+its deadline, when its own consumer leases again, or when its batch is passed over. If the answer to an `ack` or `nack` was lost,
+it may be repeated, and gets the same answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
-class _Held:
+class _Current:
     lease: Lease
     consumer: str
     deadline: float
@@ -61,43 +61,45 @@ class Leases:
         self._settings = settings
         self._reader = reader
         self._fence = fence
-        self._held: _Held | None = None
+        self._current: _Current | None = None
 
     @classmethod
     async def load(
         cls, database: Database, ledger: StoredLedger, settings: FeedSettings, reader: GroupReader
     ) -> Leases:
-        """Goes on with the lease that is held, and with fencing numbers after the newest that was given out."""
+        """Go on with the lease that is held, and with fencing numbers after the newest that was given out."""
         fence = await database.read(lambda c: statements.newest_fence(c, ledger.model))
         leases = cls(database, ledger, settings, reader, fence)
-        if row := await database.read(lambda c: statements.held_lease(c, ledger.model)):
+        if row := await database.read(lambda c: statements.open_lease(c, ledger.model)):
             left = min(row["left_s"], settings.lease_s)
             size = ledger.rule.settings.batch
             lease = Lease(row["id"], row["buffer"], size, row["fence"], settings.lease_s)
-            leases._held = _Held(lease, row["consumer"], time.monotonic() + left)
+            leases._current = _Current(lease, row["consumer"], time.monotonic() + left)
         return leases
 
-    def held(self) -> dict[str, Any] | None:
-        """The lease that is held: lease_id, buffer, fence, consumer, and the seconds that are left (negative: none)."""
-        held = self._held
-        if held is None or held.lease.buffer != self._ledger.rule.next_buffer:
+    def current(self) -> dict[str, Any] | None:
+        """Return the current lease: lease_id, buffer, fence, consumer, and the seconds that are left (negative: none)."""
+        current = self._current
+        if current is None or current.lease.buffer != self._ledger.rule.next_buffer:
             return None
-        lease, left = held.lease, held.deadline - time.monotonic()
-        said = {"lease_id": lease.lease_id, "buffer": lease.buffer, "fence": lease.fence}
-        return {**said, "consumer": held.consumer, "left_s": round(left, 3)}
+        lease, left = current.lease, current.deadline - time.monotonic()
+        lease_values = {"lease_id": lease.lease_id, "buffer": lease.buffer, "fence": lease.fence}
+        return {**lease_values, "consumer": current.consumer, "left_s": round(left, 3)}
 
     async def lease(self, consumer: str) -> Lease:
-        """Leases the next buffer. A consumer that asks again gets its own lease. Raise Conflict."""
+        """Lease the next buffer. A consumer that repeats the request gets its own lease. Raise Conflict."""
         self._database.check()  # check before a lease is promised
-        held, model = self._held, self._ledger.model
+        current, model = self._current, self._ledger.model
         buffer = self._ledger.rule.next_buffer
-        passed = held is not None and held.lease.buffer != buffer
-        if held and not passed and held.consumer != consumer and not held.over():
-            raise Conflict(f"buffer {held.lease.buffer} is leased to {held.consumer!r}", code="lease_held")
+        passed = current is not None and current.lease.buffer != buffer
+        if current and not passed and current.consumer != consumer and not current.over():
+            raise Conflict(
+                f"buffer {current.lease.buffer} is leased to {current.consumer!r}", code="lease_held"
+            )
         self._fence += 1
         fence, batch = self._fence, self._ledger.rule.settings.batch
         lease = Lease(f"lease-{secrets.token_hex(8)}", buffer, batch, fence, self._settings.lease_s)
-        self._held = _Held(lease, consumer, time.monotonic() + self._settings.lease_s)
+        self._current = _Current(lease, consumer, time.monotonic() + self._settings.lease_s)
         row = {
             "fence": fence,
             "id": lease.lease_id,
@@ -108,9 +110,9 @@ class Leases:
         }
 
         def write(connection: Connection) -> None:
-            if held and not passed:
+            if current and not passed:
                 statements.end_lease(
-                    connection, model, held.lease.fence, "expired" if held.over() else "superseded"
+                    connection, model, current.lease.fence, "expired" if current.over() else "superseded"
                 )
             statements.insert_lease(connection, row, lease.deadline_s)
 
@@ -118,7 +120,7 @@ class Leases:
         return lease
 
     async def groups(self, lease_id: str, fence: int, cursor: int, wait_s: float) -> LeasedGroups:
-        """Return the groups of a leased buffer after `cursor`; waits up to `wait_s` for one."""
+        """Return the groups of a leased buffer after `cursor`; wait up to `wait_s` for one."""
         lease = self._check(lease_id, fence).lease
         until = time.monotonic() + min(wait_s, _MAX_WAIT_S)
         rule, buffer = self._ledger.rule, lease.buffer
@@ -136,20 +138,20 @@ class Leases:
         return LeasedGroups(found, len(entries), complete)
 
     async def renew(self, lease_id: str, fence: int) -> None:
-        """Restarts the lease's deadline."""
-        held, model = self._check(lease_id, fence), self._ledger.model
+        """Restart the lease's deadline."""
+        current, model = self._check(lease_id, fence), self._ledger.model
         lease_s = self._settings.lease_s
-        held.deadline = time.monotonic() + lease_s
+        current.deadline = time.monotonic() + lease_s
         await self._database.submit(lambda c: statements.renew_lease(c, model, fence, lease_s))
 
     async def ack(self, lease_id: str, fence: int, checkpoint: str) -> None:
-        """The buffer was trained. Raise Conflict if it was not even whole."""
+        """Mark the batch as trained. Raise Conflict if it was not whole."""
         model = self._ledger.model
         try:
-            held = self._check(lease_id, fence)
-            lease = held.lease
+            current = self._check(lease_id, fence)
+            lease = current.lease
             masked = await self._masked(lease.buffer)
-            if self._held is not held or self._ledger.rule.next_buffer != lease.buffer:
+            if self._current is not current or self._ledger.rule.next_buffer != lease.buffer:
                 self._check(lease_id, fence)  # it may have ended while we waited
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "acked", checkpoint):
@@ -164,8 +166,8 @@ class Leases:
             await self._ledger.apply(Consume(lease.buffer), write)
         except ValueError as error:
             raise Conflict(str(error), code="buffer_not_ready") from error
-        if self._held is held:  # the next batch may be leased already
-            self._held = None
+        if self._current is current:  # the next batch may be leased already
+            self._current = None
 
     async def _masked(self, buffer: int) -> list[Decision]:
         """Return a decision for each reason why tokens of a buffer were masked. Reads them here, since all share the writer."""
@@ -191,7 +193,7 @@ class Leases:
                 return
             raise
         self._database.check_write()  # check before the lease is forgotten in memory
-        self._held, model = None, self._ledger.model
+        self._current, model = None, self._ledger.model
 
         def write(connection: Connection) -> None:
             statements.end_lease(connection, model, fence, "nacked", reason=reason)
@@ -206,20 +208,20 @@ class Leases:
         coordinator."""
         await self._database.settled()
         row = await self._database.read(lambda c: statements.lease(c, self._ledger.model, lease_id))
-        said = (fence, state, checkpoint)
-        return row is not None and (row["fence"], row["state"], row["checkpoint"]) == said
+        expected = (fence, state, checkpoint)
+        return row is not None and (row["fence"], row["state"], row["checkpoint"]) == expected
 
-    def _check(self, lease_id: str, fence: int) -> _Held:
-        held, following = self._held, self._ledger.rule.next_buffer
-        if held is None or held.lease.lease_id != lease_id:
+    def _check(self, lease_id: str, fence: int) -> _Current:
+        current, following = self._current, self._ledger.rule.next_buffer
+        if current is None or current.lease.lease_id != lease_id:
             raise NotFound(f"no lease {lease_id!r} is held; lease again", code="no_lease")
-        if held.lease.fence != fence:
+        if current.lease.fence != fence:
             raise Conflict(f"fence {fence} is not that of {lease_id}", code="fenced")
-        if held.lease.buffer != following:
+        if current.lease.buffer != following:
             raise NotFound(
-                f"{lease_id} has ended: buffer {held.lease.buffer} was passed over, the next to train is {following}",
+                f"{lease_id} has ended: buffer {current.lease.buffer} was passed over, the next to train is {following}",
                 code="no_lease",
             )
-        if held.over():
+        if current.over():
             raise Conflict(f"{lease_id} has ended: it was not renewed in time", code="lease_expired")
-        return held
+        return current

@@ -50,16 +50,16 @@ _BOUND = {field.name for field in fields(LedgerSettings)} - {*EQUALITY}
 
 
 class LedgerListener:
-    """What is informed of a ledger's events. A listener overrides what it needs."""
+    """A listener to a ledger's events, which overrides what it needs."""
 
     def episode_aborted(self, episode_id: str, reason: str) -> None:
-        """An episode's run serves nothing any more. Called before the event is committed."""
+        """Stop an episode whose run is not needed any more. Called before the event is committed."""
 
     def ledger_changed(self, model: str) -> None:
-        """An event was committed: slots may be free."""
+        """Handle a committed event: slots may be free."""
 
     def batch_changed(self, model: str) -> None:
-        """A batch was leased, given back, completed, trained or passed over, and that is committed."""
+        """Handle a batch that was leased, given back, completed, trained or passed over, once that is committed."""
 
 
 class StoredLedger:
@@ -79,7 +79,7 @@ class StoredLedger:
 
     @classmethod
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
-        """Replays the stored events. Raise ConfigError if they were made under other settings."""
+        """Replay the stored events. Raise ConfigError if they were made under other settings."""
         stored = await database.read(lambda c: statements.events(c, model))
         equality = {key: stored[0].get(key, 0.0) for key in EQUALITY} if stored else EQUALITY
         loaded = cls(database, _rule(settings, model, equality), model)
@@ -101,7 +101,7 @@ class StoredLedger:
     ) -> list[Command]:
         """Apply an event and commit it, together with `also`, in one transaction.
 
-        `details` are stored with the decisions about episodes, beside the ledger's own. A refused event changes nothing, stores
+        `details` are stored with the decisions about episodes. A refused event changes nothing, stores
         nothing and does not run `also`. Raise ValueError on an impossible event.
         """
         if self.broken is not None:
@@ -110,16 +110,16 @@ class StoredLedger:
         commands = self._decide(event)
         if any(isinstance(command, Refuse) for command in commands):
             return commands
-        told = self.decision_log.record(event, commands)
+        decided = self.decision_log.record(event, commands)
         if details:
-            told = [replace(d, details=d.details | {**details}) if d.episode_id else d for d in told]
+            decided = [replace(d, details=d.details | {**details}) if d.episode_id else d for d in decided]
         stored = event_to_json(event), [command_to_json(command) for command in commands]
 
         def write(connection: Connection) -> None:
             if also is not None:
                 also(connection)
             statements.insert_event(connection, self.model, *stored)
-            decisions.insert_decisions(connection, self.model, told)
+            decisions.insert_decisions(connection, self.model, decided)
             for command in commands:
                 if isinstance(command, Skipped):
                     statements.skip_leases(connection, self.model, command.until)
@@ -167,8 +167,8 @@ class StoredLedger:
 
 def _is_of_batch(event: Event, commands: list[Command]) -> bool:
     """Return whether a batch was leased, given back, became whole, was trained or was passed over."""
-    told = any(isinstance(command, BufferReady | Consumed | Skipped) for command in commands)
-    return told or isinstance(event, Leased | Returned)
+    of_batch = any(isinstance(command, BufferReady | Consumed | Skipped) for command in commands)
+    return of_batch or isinstance(event, Leased | Returned)
 
 
 def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, tuple[Any, Any]]:
@@ -198,7 +198,7 @@ def _renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def check_settings(database: Database, settings: StalenessSettings, model: str) -> None:
-    """Raise ConfigError if the ledger of a model cannot go on under these settings."""
+    """Raise ConfigError if the ledger of a model cannot continue under these settings."""
     _rule(settings, model)
     stored = await database.read(lambda c: statements.events(c, model, limit=1))
     if stored and (differing := different(stored[0], settings)):

@@ -1,6 +1,6 @@
 """Finds the recorded turn that a request continues, from its messages. Pure.
 
-Every prefix of a conversation has a digest of the tools and of each message's meaning: all that `render/meaning.py` says is
+Every prefix of a conversation has a digest of the tools and of each message's meaning: all that `render/meaning.py` defines as
 rendered of it, with parsed arguments. Reasoning and the ids of an assistant message's tool calls are left out, because clients
 seldom send them back unchanged. So is an argument that has its tool's default value at its first level: Claude Code writes
 such arguments into the calls that it sends back. Hashing is incremental: one digest per message.
@@ -49,12 +49,12 @@ def digests(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> lis
 
 
 def tool_call_id(call_id: str, index: int) -> str:
-    """Return the id of one of the tool calls in a call's reply: a function of the call, so that a replay says the same."""
+    """Return the id of one of the tool calls in a call's reply: a function of the call, so that a replay has the same."""
     return f"call_{hashlib.blake2b(f'{call_id}:{index}'.encode(), digest_size=12).hexdigest()}"
 
 
 def tool_call_ids(messages: Sequence[Message], length: int) -> set[str]:
-    """Return the ids of the tool calls of the reply that ends the first `length` messages: as it says them, or the results
+    """Return the ids of the tool calls of the reply that ends the first `length` messages: as it states them, or the results
     after it."""
     found = {call.get("id") for call in messages[length - 1].get("tool_calls") or ()}
     for message in messages[length:]:
@@ -75,7 +75,7 @@ def _meaning(message: Message, defaults: Defaults) -> dict[str, Any]:
 
 
 def _parts(parts: Sequence[dict[str, Any]]) -> str | list[str | dict[str, Any]]:
-    """Parts as one text; with images, a list of these (by their hashes) and of the texts around them."""
+    """Return parts as one text; with images, a list of these (by their hashes) and of the texts around them."""
     found: list[str | dict[str, Any]] = [""]
     for part in parts:
         if part.get("type") == "image":
@@ -86,7 +86,7 @@ def _parts(parts: Sequence[dict[str, Any]]) -> str | list[str | dict[str, Any]]:
 
 
 def _defaults(tools: Sequence[dict[str, Any]]) -> Defaults:
-    """Return the default values in the tools' schemas. A schema that is no object of properties has none."""
+    """Return the default values in the tools' schemas. A schema without properties has none."""
     found: Defaults = {}
     for tool in tools:
         function = tool.get("function") or {}

@@ -40,7 +40,7 @@ from headgate.types import (
 )
 
 _PART = 65_536
-"""Ids that are converted at once."""
+"""Ids that are converted in one piece."""
 _TRIES = 16
 LOGPROBS_MODE = "processed_logprobs"
 _EMPTY_IDS: Int32Array = np.empty(0, np.int32)
@@ -70,11 +70,11 @@ class Prompt:
 
 @dataclass(slots=True)
 class TurnDetails:
-    """The stored facts about a call, beside its tokens."""
+    """The stored facts about a call, apart from its tokens."""
 
     api: str
     stream: bool
-    asked: dict[str, Any]
+    requested: dict[str, Any]
     used: Sampling
     received_at: float
     first_token_s: float | None = None
@@ -121,7 +121,7 @@ class _EpisodeTree:
                 self.add(call["digest"], end)
 
     def add(self, digest: bytes, end: _End) -> None:
-        """A reply ends a conversation."""
+        """Index the conversation that a reply ends."""
         self.ends.setdefault(digest, []).append(end)
 
     def end(
@@ -164,7 +164,7 @@ class Recorder:
         self._lineages: dict[str, _EpisodeTree] = {}
 
     def begin(self, episode_id: str) -> None:
-        """A new episode has nothing in the store to look for."""
+        """Add a new episode, which has nothing in the store."""
         self._lineages[episode_id] = _EpisodeTree(TokenTree())
 
     async def prepare(
@@ -207,11 +207,11 @@ class Recorder:
     ) -> None:
         """Add a turn to the tree and commit it. `reply`: the message that the client got; None if it got no whole one.
 
-        Raise Conflict if another process has recorded the call (`recorded_elsewhere`) or answers its request (`asked_again`), or
+        Raise Conflict if another process has recorded the call (`recorded_elsewhere`) or its request (`requested_again`), or
         if the episode's run is over.
         """
         for tries in range(_TRIES):
-            lineage = await self._lineage(episode_id, fresh=tries > 0)
+            lineage = await self._lineage(episode_id, reload=tries > 0)
             try:
                 return await self._commit(lineage, episode_id, prompt, turn, details, reply)
             except _TreeChanged:
@@ -258,9 +258,9 @@ class Recorder:
         if self._lineages.get(episode_id) is lineage:
             del self._lineages[episode_id]
 
-    async def _lineage(self, episode_id: str, *, fresh: bool = True) -> _EpisodeTree:
+    async def _lineage(self, episode_id: str, *, reload: bool = True) -> _EpisodeTree:
         """Return the episode's tree; a fresh one has what other processes have added to it."""
-        known = not fresh or self._exclusivity is None
+        known = not reload or self._exclusivity is None
         if (
             not known and self._exclusivity is not None
         ):  # before the tree is read, so that no later turn is missed
@@ -328,7 +328,7 @@ class Recorder:
             "request_key": details.request_key,
             "api": details.api,
             "stream": details.stream,
-            "asked": details.asked,
+            "requested": details.requested,
             "used": {
                 "temperature": used.temperature,
                 "top_p": used.top_p,
@@ -354,7 +354,7 @@ class Recorder:
 
 
 def _array(ids: Sequence[int]) -> Int32Array:
-    """Ids as an array, a part at a time: to convert a long list at once keeps Python's lock from the event loop."""
+    """Return ids as an array, converted in pieces: a long list in one piece keeps Python's lock from the event loop."""
     parts = [np.asarray(ids[start : start + _PART], np.int32) for start in range(0, len(ids), _PART)]
     return np.concatenate(parts) if parts else _EMPTY_IDS
 
@@ -366,7 +366,7 @@ class _TreeChanged(Exception):
 def _insert(connection: Connection, made: Sequence[tuple[_EpisodeTree, tuple[turns.Turn, float]]]) -> None:
     """Store turns whose episodes other processes may write to. Runs in the writer's thread, in the order of submission.
 
-    If one of several fails, nothing is stored, and each is written alone (`Committer.commit`): that tells which tree is broken.
+    If one of several fails, nothing is stored, and each is written alone (`Committer.commit`): that finds the broken tree.
     """
     try:
         if any(lineage.broken for lineage, _ in made):

@@ -1,6 +1,6 @@
 """The tokens of an episode by column: text, log-probability, version, flags, and why each is not trained. Pure, but for decoding.
 
-A column has the tokens of all nodes, node by node; a node says where its tokens begin. What the trainer computed of them is read
+A column has the tokens of all nodes, node by node; a node has the position of its first token. The trainer's figures are read
 by `token_figures`.
 """
 
@@ -24,11 +24,11 @@ class Texts(Protocol):
     """Decodes one run of tokens: `step` each, then `end` once."""
 
     def step(self, token: int) -> str:
-        """The text that is whole by now."""
+        """Return the text that is complete so far."""
         ...
 
     def end(self) -> str:
-        """The text that is left."""
+        """Return the rest of the text."""
         ...
 
 

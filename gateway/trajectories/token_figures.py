@@ -1,4 +1,4 @@
-"""The figures that a trainer computed of an episode's tokens, from the table that it writes beside its metrics
+"""The figures that a trainer computed of an episode's tokens, from the table that it writes next to its metrics
 (`[report] tokens_every`): read on the machine where the file is, by column, in the order of `token_columns`.
 """
 
@@ -30,7 +30,7 @@ def read_figures(
     """Return the figures of an episode's tokens, None where a token has none; sets the masks that the trainer applied.
 
     None if the file has nothing of the episode, or not of the tokens that are stored. Blocks; raises OSError, and ValueError for
-    a file that is no such table.
+    a file that is not such a table.
     """
     import pyarrow.parquet as pq  # pyarrow takes 40 MiB, and not every gateway has a trainer
 

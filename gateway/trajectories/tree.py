@@ -57,7 +57,7 @@ class TokenTree:
             self.add(node)
 
     def add(self, node: Node) -> TreePosition:
-        """Add a node; answers the place after it. Raise ValueError if it hangs nowhere."""
+        """Add a node; return the place after it. Raise ValueError if it hangs nowhere."""
         if node.index != len(self.nodes) or not ROOT <= node.parent < node.index:
             raise ValueError(f"node {node.index} cannot follow {len(self.nodes)} nodes")
         if node.parent == ROOT:

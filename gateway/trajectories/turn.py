@@ -52,7 +52,7 @@ class Turn:
     """The versions of the present run."""
 
     def begin_run(self, version: int) -> None:
-        """A run begins in an engine that is known to run `version`."""
+        """Start a run in an engine that is known to run `version`."""
         self._start = len(self.ids)
         self._run_versions = [version]
 
@@ -87,12 +87,12 @@ class Turn:
         self.spans = before
 
     def truncate(self, count: int) -> None:
-        """Forgets what was sampled after the first `count` tokens."""
+        """Forget what was sampled after the first `count` tokens."""
         del self.ids[count:], self.logprobs[count:]
         self.spans = _split(self.spans, count)[0]
 
     def restart(self) -> None:
-        """Forgets everything, for the call starts again."""
+        """Forget everything, for the call starts again."""
         self.truncate(0)
         self.disputed = False
 

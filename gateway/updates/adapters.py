@@ -1,6 +1,6 @@
 """Versions that are adapters on top of the first version's weights: `[engine] transport = "lora"`.
 
-An engine runs several at once, each under a name of its own that stands for its bytes. A request is sampled to its end by the
+An engine runs several concurrently, each under a name that stands for its bytes. A request is sampled to its end by the
 adapter with which it began, and nothing pauses. Invariants: an engine has at most `[engine] max_loras` adapters, and none is
 taken away that a request of this gateway uses; no request runs under the engine's own weights while there is an adapter, because
 vLLM's CPU build puts the last adapter on requests without one.
@@ -14,7 +14,7 @@ from gateway.generation.slot import Slot
 from gateway.updates.weights_check import Weights
 from headgate.errors import EngineError
 
-_AGAIN_S = 0.2
+_RETRY_S = 0.2
 
 
 async def load_adapter(slot: Slot, weights: Weights, path: str, most: int) -> None:
@@ -42,7 +42,7 @@ async def _vacate(slot: Slot, version: int) -> None:
     while slot.runs_under(version) and slot.engine is not None:
         await slot.engine.abort(slot.movable(version))
         try:
-            async with asyncio.timeout(_AGAIN_S):
+            async with asyncio.timeout(_RETRY_S):
                 await slot.ended()
         except TimeoutError:
             continue

@@ -73,7 +73,7 @@ class Collective:
                 group.create_task(stage(slot), name=f"stage-{slot.name}")
 
     async def load(self, slot: Slot, weights: Weights) -> None:
-        """Put a version in the place of a paused engine's weights; sends it first if the engine has missed it.
+        """Put a version in the place of a paused engine's weights; send it first if the engine has missed it.
 
         Raise EngineError, with the step that failed.
         """
@@ -89,7 +89,7 @@ class Collective:
         engine, reasons = _engine(slot), []
         self._staged.pop(slot.name, None)
         plan = await asyncio.to_thread(_plan, weights)
-        async with self._step(slot, "say how many workers it has"):
+        async with self._step(slot, "report how many workers it has"):
             workers = await engine.workers()
         for source in self._settings.sources:
             try:
@@ -110,7 +110,7 @@ class Collective:
         limit = self._settings.transfer_s
         ask = {"backend": self._settings.backend, "workers": workers, "timeout_s": limit}
         async with self._step(slot, f"have {source} open a transfer of version {version}"):
-            opened = await self._asked("POST", f"{source}/versions/{version}/send", ask)
+            opened = await self._request("POST", f"{source}/versions/{version}/send", ask)
         join = {
             "version": version,
             "backend": opened["backend"],
@@ -124,11 +124,11 @@ class Collective:
         async with self._step(slot, f"begin to receive version {version}"):
             await engine.receive(join)
         async with self._step(slot, f"receive version {version} from {source}", self._settings.fetch_s):
-            outcome = await self._asked("GET", f"{source}/sends/{opened['id']}")
+            outcome = await self._request("GET", f"{source}/sends/{opened['id']}")
         if outcome["state"] != "sent":
             raise ValueError(outcome["why"])
 
-    async def _asked(self, method: str, url: str, body: Any = None) -> dict[str, Any]:
+    async def _request(self, method: str, url: str, body: Any = None) -> dict[str, Any]:
         async with self._http.request(
             method, url, json=body, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=None)
         ) as answer:
@@ -137,7 +137,7 @@ class Collective:
             raise ValueError(f"HTTP {answer.status}: {text[:500]}")
         found = json.loads(text)
         if not isinstance(found, dict):
-            raise ValueError(f"its answer is no object: {text[:500]}")
+            raise ValueError(f"its answer is not an object: {text[:500]}")
         return found
 
     @asynccontextmanager

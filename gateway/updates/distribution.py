@@ -1,7 +1,7 @@
-"""How a version's files reach this gateway and the machines of its engines over HTTP (docs/topics/weights.md).
+"""Fetches a version's files to this gateway and to the machines of its engines over HTTP (docs/topics/weights.md).
 
 An engine on another machine has a mirror there (`gateway mirror`), which fetches a version from the trainer's server or from
-another mirror, and answers the path that the engine loads. Without `[weights] sources`, every engine loads the published path.
+another mirror, and returns the path that the engine loads. Without `[weights] sources`, every engine loads the published path.
 With `[engine] transport = "collective"` engines receive trained versions from the trainer's server (`collective`); with "lora"
 each is an adapter, which is loaded on top of the first version's weights (`adapters`).
 """
@@ -40,7 +40,7 @@ class Distribution:
     """The copies of one model's versions. Use it with `async with`, which owns the connections."""
 
     def __init__(self, model: str, settings: WeightsSettings, engine: EngineSettings, base: Path) -> None:
-        """`base`: the first version's checkpoint."""
+        """Create it for the first version's checkpoint, `base`."""
         self._settings = settings
         self._base = str(base.resolve())
         self._collective = Collective(settings) if engine.transport == "collective" else None
@@ -74,7 +74,9 @@ class Distribution:
             async with asyncio.timeout(limit):
                 return await self._mirror.fetch(version, [source])
         except TimeoutError as error:
-            message = f"version {version} did not come from {source} within {limit:g} s ([weights] fetch_s)"
+            message = (
+                f"timed out after {limit:g} s fetching version {version} from {source} ([weights] fetch_s)"
+            )
             raise WeightsUnavailable(message) from error
 
     async def spread(self, weights: Weights, slots: Iterable[Slot]) -> None:
@@ -96,13 +98,13 @@ class Distribution:
                 failed = await fan_out(weights.source, mirrors, fetch)
         except TimeoutError:
             log.error(
-                "version %d did not come to every mirror within %g s ([weights] fetch_s)",
+                "not every mirror fetched version %d within %g s ([weights] fetch_s)",
                 weights.version,
                 limit,
             )
             return
         for mirror, error in failed.items():
-            log.error("version %d did not come to the mirror %s: %s", weights.version, mirror, error)
+            log.error("version %d was not fetched by the mirror %s: %s", weights.version, mirror, error)
 
     async def load(
         self, slot: Slot, weights: Weights, slots: Iterable[Slot], check: Callable[[], Awaitable[None]]
@@ -125,7 +127,7 @@ class Distribution:
             await slot.engine.load(path)
 
     async def prove(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> ProofReport:
-        """Compare what an engine holds with a version, bit by bit and name by name. Raise EngineError if it fails meanwhile."""
+        """Compare what an engine holds with a version, bit by bit and name by name. Raise EngineError if the engine fails."""
         if slot.engine is None:
             raise EngineError(f"{slot.name} has no engine")
         path = await self._place(slot, weights, slots)

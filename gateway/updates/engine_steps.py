@@ -27,11 +27,11 @@ from gateway.updates.verification import UpdateReport, Verifier
 from gateway.updates.weights_check import Weights
 from headgate.errors import EngineError
 from headgate.processes.errors import ChildDied
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 0.2
+_RETRY_S = 0.2
 _SOON_S = 0.02
 _LEVELS: dict[str, Level] = {"level1": 1, "level2": 2}
 _REMEMBERED = 256
@@ -105,7 +105,7 @@ class EngineSteps:
         self._reports = {key: report for key, report in self._reports.items() if key[1] > version}
         return found
 
-    def quarantine(self, do: Do) -> None:
+    def quarantine(self, do: StepCommand) -> None:
         """Put an engine out of service immediately; its requests continue in other engines."""
         slot = self._pool.slots.get(do.engine)
         if slot is not None:
@@ -115,8 +115,8 @@ class EngineSteps:
             self._pool.notify()
             self._peers.send_slot(self._pool.model, slot)
 
-    async def run(self, do: Do) -> None:
-        """Carries out a step. Raise EngineError, with what went wrong."""
+    async def run(self, do: StepCommand) -> None:
+        """Carry out a step. Raise EngineError, with what went wrong."""
         slot, seconds = self._pool.slots[do.engine], self._report(do.engine, do.version).seconds
         started = time.monotonic()
         try:
@@ -153,7 +153,7 @@ class EngineSteps:
         """Connect to an engine that may run requests of other gateways, or of one that was killed. Pinned ones stay, frozen."""
         engine = self._connected(slot, url)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
         slot.take_over("its weights are loaded again")
         if self.runs(slot)[1]:
             await self._handback(slot, weights)
@@ -206,7 +206,7 @@ class EngineSteps:
         self._pool.notify()  # people may wait until it samples nothing
 
     async def _wake(self, slot: Slot, weights: Weights) -> None:
-        """Wakes an engine and loads the newest weights, as its own may be older or lost."""
+        """Wake an engine and load the newest weights, as its own may be older or lost."""
         slot.wake()
         await self._announce(slot)
         engine = _engine(slot)
@@ -237,13 +237,13 @@ class EngineSteps:
         await _engine(slot).pause()
 
     async def _settle(self, slot: Slot, _weights: Weights) -> None:
-        """Pauses again until no request is left: one that was on its way when the engine paused arrives later, mostly soon."""
+        """Pause again until no request is left: one that was on its way when the engine paused arrives later, mostly soon."""
         wait_s = _SOON_S
         while self.runs(slot)[0]:
             await self._a_moment(slot, wait_s)
             if self.runs(slot)[0]:
                 await _engine(slot).pause()
-            wait_s = min(2 * wait_s, _AGAIN_S)
+            wait_s = min(2 * wait_s, _RETRY_S)
 
     async def _handback(self, slot: Slot, _weights: Weights) -> None:
         while self._movable(slot):
@@ -262,7 +262,7 @@ class EngineSteps:
         await self._distribution.load(slot, weights, self._pool.slots.values(), _unchecked)
 
     async def _label(self, slot: Slot, weights: Weights) -> None:
-        """An adapter changes nothing of the engine's own weights, so their label stays the first version's."""
+        """Label the engine; an adapter keeps the first version's label, because it does not change the engine's own weights."""
         await _engine(slot).label(0 if weights.adapter else weights.version)
 
     async def _resume(self, slot: Slot, weights: Weights) -> None:
@@ -288,7 +288,7 @@ class EngineSteps:
         return streams - pinned
 
     async def _announce(self, slot: Slot) -> None:
-        """Announces the slot's new state to the placer and to the other processes."""
+        """Announce the slot's new state to the placer and to the other processes."""
         self._pool.on_state_change()
         await self._peers.send_slot(self._pool.model, slot)
 
@@ -297,7 +297,7 @@ class EngineSteps:
         await _engine(slot).abort(slot.movable())
         await returned
 
-    async def _a_moment(self, slot: Slot, wait_s: float = _AGAIN_S) -> None:
+    async def _a_moment(self, slot: Slot, wait_s: float = _RETRY_S) -> None:
         """Wait until a run ends, or long enough that a request on its way must have arrived."""
         try:
             async with asyncio.timeout(wait_s):
@@ -307,7 +307,7 @@ class EngineSteps:
 
 
 async def _unchecked() -> None:
-    """The host checks before each command."""
+    """Do nothing: the host checks before each command."""
 
 
 def _engine(slot: Slot) -> Engine:

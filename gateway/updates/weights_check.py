@@ -51,7 +51,7 @@ def read_weights(
     """Read and verify version `version` in `path`. Reads every byte, so call it in a thread.
 
     `base`: the first version's checkpoint; the version must have the same tensors, all finite. `max_lora_rank`: versions are
-    adapters beside it in place of that, of at most this rank. Raise Unprocessable, with the file or the tensor and what is wrong
+    adapters for it instead, of at most this rank. Raise Unprocessable, with the file or the tensor and what is wrong
     with it.
     """
     manifest = _manifest(path, version)
@@ -89,7 +89,7 @@ def _weights(path: Path, manifest: dict[str, Any]) -> Weights:
 
 
 def _digest(path: Path) -> str:
-    """Stands for every byte of a version, whose hashes its manifest has."""
+    """Stand for every byte of a version, whose hashes its manifest has."""
     return blake3((path / MANIFEST).read_bytes()).hexdigest()[:16]
 
 
@@ -101,7 +101,7 @@ def check_form(path: Path, files: Iterable[str], max_lora_rank: int | None) -> N
         raise Unprocessable(message, code="wrong_transport")
     if max_lora_rank is not None and not is_adapter:
         message = (
-            f"{path}: this version is no adapter, and [engine] transport = 'lora' needs one: set [weights]"
+            f"{path}: this version is not an adapter, and [engine] transport = 'lora' needs one: set [weights]"
             " transport = 'lora' in the trainer, or [engine] transport = 'files' here"
         )
         raise Unprocessable(message, code="wrong_transport")
@@ -147,7 +147,7 @@ def _check_size(path: Path, name: str, entry: dict[str, Any]) -> Path:
     size = file.stat().st_size
     if size != entry.get("size"):
         raise Unprocessable(
-            f"{file}: {size} bytes, the manifest says {entry.get('size')}", code="truncated_weights"
+            f"{file}: {size} bytes, the manifest has {entry.get('size')}", code="truncated_weights"
         )
     return file
 
@@ -184,7 +184,7 @@ def _check_tensors(
         raise Unprocessable(message, code="bad_manifest")
     try:
         if (index := path / INDEX).is_file() and weight_map(index) != found:
-            raise Malformed(f"{index}: its weight_map does not say where the tensors are")
+            raise Malformed(f"{index}: its weight_map does not locate the tensors")
         expected = tensors_of(base)
     except Malformed as error:
         raise Unprocessable(str(error), code="wrong_tensors") from error

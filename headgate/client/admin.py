@@ -33,7 +33,7 @@ __all__ = ["ADMIN", "GatewayClient", "GatewayRefused"]
 
 ADMIN = "/admin/v1"
 _UNAVAILABLE = 503
-# 0 is no limit: a reward must not wait behind a hundred requests that wait for a slot. (None would be aiohttp's default, 100.)
+# 0 means no limit: a reward must not wait behind a hundred requests that wait for a slot. (None would be aiohttp's default, 100.)
 # The gateway closes idle connections after 5 s: leave before it does.
 _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
 
@@ -77,11 +77,11 @@ class GatewayClient:
         idempotency_key: str | None = None,
         sampling: EpisodeSampling = AS_REQUESTED,
     ) -> EpisodeOpened:
-        """Open an episode; waits up to `wait_s` for a slot, then raise `GatewayRefused` with status 429.
+        """Open an episode; wait up to `wait_s` for a slot, then raise `GatewayRefused` with status 429.
 
         `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too. `idempotency_key`: at least 16
         random characters; a request that repeats the key gets the same episode. `sampling`: parameters of an evaluation
-        episode, in place of those that its agent asks for.
+        episode, in place of those that its agent requests.
         """
         body = {
             "task_id": task_id,
@@ -156,7 +156,7 @@ class GatewayClient:
 
     async def not_ready(self) -> str:
         """Return the reason why calls would not be served now, such as that no engine is ready; empty if they would be, or if
-        the gateway does not say."""
+        the gateway does not know it."""
         try:
             response = await self._http.get("/readyz")
         except httpx.TransportError:
@@ -170,19 +170,19 @@ class GatewayClient:
     # Batches
 
     async def lease(self, consumer: str, model: str | None = None) -> Lease:
-        """Leases the next buffer, whole or not yet. Raise `GatewayRefused` 409 while another consumer holds it."""
+        """Lease the next buffer, whole or not yet. Raise `GatewayRefused` 409 while another consumer holds it."""
         return Lease(**await self._json("POST", "/leases", json={"consumer": consumer, "model": model}))
 
     async def leased_groups(
         self, lease: Lease, cursor: int = 0, wait_s: float = 0.0, model: str | None = None
     ) -> LeasedGroups:
-        """Return the groups after `cursor`; waits up to `wait_s` for one to become ready. May return none."""
+        """Return the groups after `cursor`; wait up to `wait_s` for one to become ready. May return none."""
         params = {"cursor": cursor, "wait": wait_s, "fence": lease.fence, **_of(model)}
         response = await self._send("GET", f"/leases/{lease.lease_id}/groups", params=params, wait_s=wait_s)
         return _leased(response)
 
     async def renew(self, lease: Lease, model: str | None = None) -> None:
-        """Restarts the lease's deadline."""
+        """Restart the lease's deadline."""
         await self._post_lease(lease, "renew", model)
 
     async def ack(self, lease: Lease, checkpoint: str, model: str | None = None) -> None:
@@ -194,14 +194,14 @@ class GatewayClient:
         await self._post_lease(lease, "nack", model, reason=reason)
 
     async def batches(self, model: str | None = None) -> list[dict[str, Any]]:
-        """The batches that were trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
+        """Return the trained batches, in order: buffer, groups, trained_at (seconds since the epoch)."""
         return (await self._json("GET", "/batches", params=_of(model)))["batches"]
 
     async def batch_groups(self, buffer: int, model: str | None = None) -> tuple[Group, ...]:
         """Return the groups of a trained batch, in the order and form in which the lease gave them; 404 if the batch was not
         trained.
 
-        The flag ORPHANED alone may differ: it says what is true now.
+        The flag ORPHANED alone may differ: it states what is true now.
         """
         response = await self._send("GET", f"/batches/{buffer}/groups", params=_of(model))
         return _leased(response).groups
@@ -229,10 +229,10 @@ class GatewayClient:
         model: str | None = None,
         url: str | None = None,
     ) -> dict[str, Any]:
-        """Hands over version `version` in directory `path`, or at the server `url` (see docs/topics/weights.md).
+        """Hand over version `version` in directory `path`, or at the server `url` (see docs/topics/weights.md).
 
         The gateway checks the manifest before it answers, then updates its engines. With `wait_s` the answer comes when the
-        engines run the version (or after so many seconds); its `state` is `updating`, `live` or `failed`.
+        engines run the version (or this many seconds have passed); its `state` is `updating`, `live` or `failed`.
         """
         body = {"version": version, "path": path, "url": url, "model": model}
         return await self._json("POST", "/weights", json=body, params={"wait": wait_s}, wait_s=wait_s)
@@ -259,21 +259,21 @@ class GatewayClient:
         wait_s: float = 0.0,
         node: str | None = None,
     ) -> dict[str, Any]:
-        """Add an engine: the one at `url`, or a child process of the gateway; waits up to `wait_s` until it is open, or, on a
+        """Add an engine: the one at `url`, or a child process of the gateway; wait up to `wait_s` until it is open, or, on a
         `node` that is not lent, asleep."""
         body = {"name": name, "url": url, "model": model, "node": node}
         return await self._json("POST", "/engines", json=body, params={"wait": wait_s}, wait_s=wait_s)
 
     async def remove_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
-        """Drains and stops an engine; its calls go on elsewhere. `removed` says whether that was done within `wait_s`."""
+        """Drain and stop an engine; its calls continue elsewhere. `removed` states whether that was done within `wait_s`."""
         return await self._json("DELETE", f"/engines/{name}", params={"wait": wait_s}, wait_s=wait_s)
 
     async def pause_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
-        """Put an engine to sleep until it is resumed; its calls go on elsewhere. Waits up to `wait_s` until it has none."""
+        """Put an engine to sleep until it is resumed; its calls continue elsewhere. Wait up to `wait_s` until it has none."""
         return await self._json("POST", f"/engines/{name}/pause", params={"wait": wait_s}, wait_s=wait_s)
 
     async def resume_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
-        """Wakes a paused engine; waits up to `wait_s` until it is open."""
+        """Wake a paused engine; wait up to `wait_s` until it is open."""
         return await self._json("POST", f"/engines/{name}/resume", params={"wait": wait_s}, wait_s=wait_s)
 
     async def calls(self) -> list[dict[str, Any]]:
@@ -281,7 +281,7 @@ class GatewayClient:
         return (await self._json("GET", "/calls"))["calls"]
 
     async def move_call(self, call_id: str, engine: str | None = None) -> None:
-        """Send a call to another engine: to `engine`, or to any; it goes on there from its last token."""
+        """Send a call to another engine: to `engine`, or to any; it continues there from its last token."""
         await self._json("POST", f"/calls/{call_id}/move", json={"engine": engine})
 
     # Nodes
@@ -291,7 +291,6 @@ class GatewayClient:
         return (await self._json("GET", "/nodes"))["nodes"]
 
     async def node(self, name: str) -> dict[str, Any]:
-        """One node."""
         return await self._json("GET", f"/nodes/{name}")
 
     async def add_node(
@@ -302,7 +301,7 @@ class GatewayClient:
         hardware: str = "",
         capacity: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
-        """Add a node, or give one that is there other tags."""
+        """Add a node, or replace the tags of an existing one."""
         words = {"zone": zone, "hardware": hardware, "capacity": dict(capacity or {})}
         return await self._json("POST", "/nodes", json={"name": name, "tags": list(tags), **words})
 
@@ -311,7 +310,7 @@ class GatewayClient:
         return await self._json("DELETE", f"/nodes/{name}")
 
     async def claim(self, node: str, wait_s: float = 0.0, model: str | None = None) -> dict[str, Any]:
-        """Claims a node for a trainer, or renews the claim. Waits up to `wait_s` for the node.
+        """Claim a node for a trainer, or renew the claim. Wait up to `wait_s` for the node.
 
         The answer's `role` is `train` once the trainer has the node. The claim lapses unless it is renewed within the
         answer's `claim_s` seconds.
@@ -327,7 +326,7 @@ class GatewayClient:
         load_s: float = 0.0,
         rest_s: float = 0.0,
     ) -> dict[str, Any]:
-        """Offers a trainer's node for lending while the trainer waits.
+        """Offer a trainer's node for lending while the trainer waits.
 
         `busy_s`: seconds for which it computed on the groups of its last batch, without the step at the end and without
         waiting; it gets the node back that much before the next batch is whole (`[lending]
@@ -352,7 +351,7 @@ class GatewayClient:
     ) -> EventStream:
         """Return the events after an id (0: all), or the `last` few and those that follow; without either, those that follow.
 
-        `kinds`: `episode`, or `episode.closed`. `wait_s`: ends the stream after so many seconds; 0: at the newest
+        `kinds`: `episode`, or `episode.closed`. `wait_s`: ends the stream after this many seconds; 0: at the newest
         event.
         """
         given = {
@@ -383,7 +382,7 @@ class GatewayClient:
         body |= {"run": run, "folder": folder}
         await self._json("POST", "/steps", json=body)
 
-    # How the gateway is asked
+    # How requests are sent
 
     async def _json(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> dict[str, Any]:
         return answered(await self._send(method, path, wait_s, **kwargs))

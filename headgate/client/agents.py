@@ -81,7 +81,7 @@ class Reward:
 class Agent(Protocol):
     """Solves a task with the model at `base_url` (an OpenAI base URL), with `api_key` as the key of this one episode.
 
-    Answers a reward, or None: the gateway's graders compute it. Any exception counts as a crash of this episode. Cancelling a
+    Return a reward, or None: the gateway's graders compute it. Any exception counts as a crash of this episode. Cancelling a
     call ends all that it started.
     """
 
@@ -93,7 +93,7 @@ class Agent(Protocol):
 
 
 def read_tasks(path: str | Path) -> list[Task]:
-    """Tasks from a file with one JSON object a line, each with a `task_id` of its own. Empty lines are skipped.
+    """Return tasks from a file with one JSON object a line, each with a `task_id` of its own. Empty lines are skipped.
 
     Raise ValueError, naming file and line, on anything else.
     """
@@ -150,7 +150,7 @@ def _stated(value: Any) -> float:
 
 
 def _crash_of(answer: dict[str, Any], who: str) -> AgentCrashed:
-    """Return the error of an agent that says `{"error": "...", "reason": "..."}`."""
+    """Return the error of an agent that reports `{"error": "...", "reason": "..."}`."""
     reason = str(answer.get("reason") or AGENT_FAILED)[:_REASON_LENGTH]
     return AgentCrashed(f"{who}: {str(answer['error'])[:2000]}", reason)
 
@@ -165,7 +165,7 @@ def overrun(step: str, limit_s: float, stderr: str = "") -> AgentCrashed:
 
 
 class FunctionAgent:
-    """`async def solve(task: dict, base_url: str, api_key: str)` that answers a number, a dict with `reward`, or None.
+    """`async def solve(task: dict, base_url: str, api_key: str)` that returns a number, a dict with `reward`, or None.
 
     A call takes at most `timeout_s` seconds. When it fails, the tasks that it started are cancelled.
     """
@@ -236,7 +236,7 @@ class CommandAgent:
     empty: a number, or an object with `reward` in JSON. `{"error": "...", "reason": "tool_failed"}` there, a line that is none
     of these, no output, an exit status other than 0, and a signal are crashes: a program that broke did not earn 0.
 
-    With `grade` its output is no reward: the gateway's graders compute it. With `exit_code_reward` the exit status is the
+    With `grade` its output is not a reward: the gateway's graders compute it. With `exit_code_reward` the exit status is the
     reward where no number is printed, 0 as 1.0 and 1 as 0.0; other statuses are crashes. `runner`: runs it on this machine, as
     it is or in a sandbox; a command that the runner kills has crashed, for the runner's reason.
     """
@@ -284,7 +284,7 @@ class CommandAgent:
     def _reward(self, status: int, line: str, stderr: str) -> Reward | None:
         value = _read(line)
         if isinstance(value, dict) and "reward" not in value:
-            raise _crash_of(value, f"{self._argv[0]} says")
+            raise _crash_of(value, f"{self._argv[0]} reports")
         if value is not _NOTHING:
             return reward_of(value)
         if self._exit_code_reward:
@@ -292,7 +292,7 @@ class CommandAgent:
         printed = f"its last line is {line[:200]!r}" if line else "it printed nothing"
         raise AgentCrashed(
             f"{self._argv[0]} ended with 0 and stated no reward: {printed}. Print a number as the last line, or let the exit"
-            f" status be the reward with --exit-code-reward{stderr}"
+            f" status be the reward: [rollout] reward = 'exit-code' in the file, or --exit-code-reward{stderr}"
         )
 
     async def _run(self, env: dict[str, str], output: IO[bytes], errors: IO[bytes]) -> int:
@@ -346,7 +346,7 @@ class WorkerAgent:
     For each task a worker reads a line `{"task": ..., "base_url": ..., "api_key": ...}` and writes a line
     `{"reward": ..., "components": ..., "calls": ...}` (`{"reward": null}`: the gateway's graders compute it), or
     `{"error": "...", "reason": "..."}`, which is a crash that it survives. A worker that ends, takes longer than `timeout_s`
-    seconds, writes a line that is no JSON object, or whose call is cancelled, is replaced.
+    seconds, writes a line that is not a JSON object, or whose call is cancelled, is replaced.
     """
 
     def __init__(self, argv: Sequence[str], workers: int = 1, timeout_s: float = 600.0) -> None:
@@ -373,10 +373,10 @@ class WorkerAgent:
         finally:
             self._idle.put_nowait(worker)
         if "error" in answer:
-            raise _crash_of(answer, "an agent worker says")
+            raise _crash_of(answer, "an agent worker reports")
         return reward_of(answer)
 
     async def close(self) -> None:
-        """Kills the workers."""
+        """Kill the workers."""
         for worker in self._workers:
             await worker.end()

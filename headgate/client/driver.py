@@ -42,7 +42,7 @@ from headgate.client.opening import (
 from headgate.client.order import Passes, TaskOrder
 from headgate.client.outcomes import (
     Crash,
-    Ended,
+    EpisodeEnded,
     EpisodeOutcome,
     closed,
 )
@@ -65,7 +65,7 @@ from headgate.types import (
 )
 
 _CONFLICT, _SERVER_ERRORS = 409, 500
-NO_REWARD = "no_reward"
+NO_REWARD, REWARD_REFUSED = "no_reward", "reward_refused"
 DRIVER_STOPPED = "driver_stopped"
 
 
@@ -95,7 +95,7 @@ class EpisodeRunner:
     run. `on_wait` is called with what most episodes wait for, when that changes; empty: for nothing.
     `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
     episodes are about; the gateway's first, if none is named. `sampling`: of evaluation episodes, in place of what
-    agents ask for. `describe`: episodes are opened with their task as metadata, for the gateway's graders. `order`:
+    agents request. `describe`: episodes are opened with their task as metadata, for the gateway's graders. `order`:
     of the tasks of `run_forever`; shuffled passes, if there is none. `in_order`: an episode is opened only when those of earlier
     tasks are.
     """
@@ -345,7 +345,7 @@ class EpisodeRunner:
         except GatewayRefused:
             return 0
 
-    async def _end(self, episode_id: str, reward: Reward | None) -> Ended:
+    async def _end(self, episode_id: str, reward: Reward | None) -> EpisodeEnded:
         """Post a reward; without one, the episode is graded."""
         if reward is None:
             return await self._grade(episode_id)
@@ -361,10 +361,10 @@ class EpisodeRunner:
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._gateway_end(episode_id)
-            return await self._give_up(episode_id, NO_REWARD, f"reward: {refused}")
+            return await self._give_up(episode_id, REWARD_REFUSED, f"reward: {refused}")
         if not answer["accepted"]:
             return closed(answer["reason"], answer["notice"])
-        return Ended(reward, notice=answer["notice"])
+        return EpisodeEnded(reward, notice=answer["notice"])
 
     async def _reward_calls(self, episode_id: str, reward: Reward) -> None:
         for call_id, earned in reward.calls.items():
@@ -372,7 +372,7 @@ class EpisodeRunner:
                 f"reward call {call_id}", partial(self._client.call_reward, episode_id, call_id, earned)
             )
 
-    async def _give_up(self, episode_id: str, reason: str, error: str, report: str = "") -> Ended:
+    async def _give_up(self, episode_id: str, reason: str, error: str, report: str = "") -> EpisodeEnded:
         """Abandon an episode, so that its slot is free immediately."""
 
         def request() -> Awaitable[None]:
@@ -383,10 +383,10 @@ class EpisodeRunner:
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._gateway_end(episode_id, error)
-            return Ended(error=f"{error}; abandon: {refused}")
-        return Ended(error=error)
+            return EpisodeEnded(error=f"{error}; abandon: {refused}")
+        return EpisodeEnded(error=error)
 
-    async def _grade(self, episode_id: str) -> Ended:
+    async def _grade(self, episode_id: str) -> EpisodeEnded:
         """Close an episode, and wait until the gateway has its reward."""
 
         def request() -> Awaitable[dict[str, Any]]:
@@ -401,10 +401,10 @@ class EpisodeRunner:
         except GatewayRefused as refused:
             return await self._give_up(episode_id, NO_REWARD, f"close: {refused}")
         if answer["reason"] == "rewarded":
-            return Ended(Reward(answer["reward"], answer["components"] or {}))
+            return EpisodeEnded(Reward(answer["reward"], answer["components"] or {}))
         return closed(answer["reason"], answer["error"])
 
-    async def _gateway_end(self, episode_id: str, error: str | None = None) -> Ended:
+    async def _gateway_end(self, episode_id: str, error: str | None = None) -> EpisodeEnded:
         """Return how the gateway ended an episode by itself."""
         row = await self._retry.call("look at an episode", lambda: self._client.episode(episode_id))
         return closed(row["reason"], error or row["error"])

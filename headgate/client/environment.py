@@ -1,4 +1,4 @@
-"""An environment that others wrote as an agent of the driver: it lives in a process of its own, and many episodes in it at once.
+"""A third-party environment as an agent of the driver: it lives in a process of its own, with many concurrent episodes.
 
 Owns that process (`headgate.environments.worker`). Invariants: a process that ended fails the episodes that were played in it,
 and is started again by the next; an answer never counts for another question.
@@ -66,13 +66,13 @@ class EnvironmentAgent:
         self._starting = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Queue[dict[str, Any]]] = {}
-        """Answers to the questions that are open; `{}`: the process ended."""
+        self._pending: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        """Replies to the pending requests; `{}`: the process ended."""
         self._ended = ""
         """The last words of the process, once it has ended."""
 
     async def tasks(self, split: Split, limit: int | None = None) -> list[Task]:
-        """Return the tasks of a split, at most so many. Raise ValueError if the environment cannot be loaded, or has none."""
+        """Return the tasks of a split, at most `limit`. Raise ValueError if the environment cannot be loaded, or has none."""
         wanted = {"split": split, "limit": limit}
         try:
             found = [answer["task"] async for answer in self._ask({"tasks": wanted}) if "task" in answer]
@@ -93,7 +93,7 @@ class EnvironmentAgent:
         raise AgentCrashed(f"{self._name} did not answer")
 
     async def close(self) -> None:
-        """Kills the process."""
+        """Kill the process."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
@@ -103,10 +103,10 @@ class EnvironmentAgent:
         """Yield the answers to a question, up to its end. Raise AgentCrashed; who stops listening cancels the question."""
         await self._start()
         number = next(self._numbers)
-        answers = self._asked[number] = asyncio.Queue()
+        answers = self._pending[number] = asyncio.Queue()
         answer: dict[str, Any] = {}
         try:
-            await self._worker.tell(json.dumps({"id": number, **question}).encode())
+            await self._worker.send(json.dumps({"id": number, **question}).encode())
             while True:
                 answer = await answers.get()
                 if not answer:
@@ -117,9 +117,9 @@ class EnvironmentAgent:
                     return
                 yield answer
         finally:
-            del self._asked[number]
+            del self._pending[number]
             if self._worker.running and not {"error", "end", "reward"} & answer.keys():
-                await self._worker.tell(json.dumps({"id": number, "cancel": True}).encode())
+                await self._worker.send(json.dumps({"id": number, "cancel": True}).encode())
 
     async def _start(self) -> None:
         async with self._starting:
@@ -128,27 +128,29 @@ class EnvironmentAgent:
             try:
                 async with asyncio.timeout(_START_S):
                     await self._worker.start()
-                    said = await self._worker.listen()
+                    message = await self._worker.listen()
             except TimeoutError as error:
                 raise AgentCrashed(
                     f"{self._name} was not loaded within {_START_S:g} s", "environment_failed"
                 ) from error
             except WorkerFailed as error:
                 raise AgentCrashed(str(error), "environment_failed") from error
-            if "error" in said:
+            if "error" in message:
                 await self._worker.end()
-                raise AgentCrashed(f"{self._name} cannot be loaded:\n{said['error']}", "environment_failed")
+                raise AgentCrashed(
+                    f"{self._name} cannot be loaded:\n{message['error']}", "environment_failed"
+                )
             self._reading = asyncio.create_task(self._read(), name="environment-answers")
 
     async def _read(self) -> None:
-        """Give every answer to who asked; ends with the process."""
+        """Deliver every reply to its request; ends with the process."""
         try:
             while True:
                 answer = await self._worker.listen()
-                if (asked := self._asked.get(answer.get("id", 0))) is not None:
-                    asked.put_nowait(answer)
+                if (pending := self._pending.get(answer.get("id", 0))) is not None:
+                    pending.put_nowait(answer)
         except WorkerFailed as error:
             self._ended = str(error)
         finally:
-            for asked in self._asked.values():
-                asked.put_nowait({})
+            for pending in self._pending.values():
+                pending.put_nowait({})

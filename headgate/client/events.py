@@ -17,7 +17,7 @@ from headgate.client.refusal import (
 
 class EventStream:
     """One stream, to be read once with `async for`: objects with `id`, `at`, `kind`, `model`, `data`, and where it is about one
-    `episode` and `group`. The kind `gap` says which events the gateway has no more.
+    `episode` and `group`. The kind `gap` names the events that the gateway no longer has.
 
     It ends when the gateway stops, and a new one can go on after `last`. Raise GatewayRefused, and httpx's errors.
     """

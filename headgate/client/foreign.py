@@ -73,7 +73,7 @@ async def run_foreign(
 
 
 async def cancel(tasks: MutableSet[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and those that they start meanwhile; wait `_GRACE_S` for their end."""
+    """Cancel tasks, and the tasks that they still start; wait `_GRACE_S` for their end."""
     limit = asyncio.get_running_loop().time() + _GRACE_S
     while left := {task for task in tasks if not task.done()}:
         if (remaining := limit - asyncio.get_running_loop().time()) <= 0:
@@ -85,7 +85,7 @@ async def cancel(tasks: MutableSet[asyncio.Task[Any]]) -> None:
         await asyncio.wait(left, timeout=remaining)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # retrieve it: the run's own error says what went wrong
+            task.exception()  # retrieve it: the run's own error explains the failure
 
 
 async def _run(work: Callable[[], Awaitable[T]], limit_s: float | None) -> T:

@@ -32,7 +32,7 @@ class KeptOrder:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (ValueError, TypeError, LookupError) as error:
             raise ValueError(
-                f"{path} is no state of an order of tasks: {error}; delete it to begin anew"
+                f"{path} does not hold the order of tasks: {error}; delete it to start over"
             ) from error
         self._lines = 0
         self._replace()

@@ -1,7 +1,7 @@
 """The order in which tasks are played again and again: in shuffled passes, or by difficulty. Pure: no clock, no I/O.
 
 By difficulty, a task whose groups end with equal rewards, so that they teach nothing, is visited less: its weight falls with
-each of them, towards `floor`, and rises with each group that differs. A task of half the weight comes half as often. Old groups
+each of them, toward `floor`, and rises with each group that differs. A task of half the weight comes half as often. Old groups
 count less than new ones, so a task that has become learnable is found; one that was never played has the full weight. While all
 weights are equal, this too is passes over all tasks. What a group costs grows with the logarithm of the number of tasks.
 """
@@ -18,23 +18,23 @@ from typing import Any, Protocol
 from headgate.client.agents import Task
 
 _MEMORY = 0.9
-"""A group counts so much once another of the same task has ended."""
+"""The weight of a group, once another group of the same task has ended."""
 _STALE = 4
 """The times in the heap for each task, at most."""
 
 
 class TaskOrder(Protocol):
-    """Says which task is next."""
+    """Chooses the next task."""
 
     def next(self) -> Task:
         """Return the task of the next group."""
 
     def ended(self, task_id: str, teaches: bool | None) -> None:
-        """Take a group that is over, and whether its rewards differ; None: it has too few to say."""
+        """Take a group that is over, and whether its rewards differ; None: it has too few."""
 
 
 class Lasting(TaskOrder, Protocol):
-    """An order that a later run can go on with."""
+    """An order that a later run can continue."""
 
     def state(self) -> dict[str, Any]:
         """Return the records of all tasks, by id, which `restore` takes, as JSON."""
@@ -43,7 +43,7 @@ class Lasting(TaskOrder, Protocol):
         """Return a task's part of the state."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with a state. Tasks that are new join where the others are; those that are gone are forgotten."""
+        """Continue from a state. New tasks join where the others are; tasks that no longer exist are forgotten."""
 
 
 class Passes:
@@ -138,7 +138,7 @@ class Visits:
     """The part of `groups` whose rewards differed; both numbers fade."""
 
     def weight(self, floor: float) -> float:
-        """How often it comes, beside a task that was never played."""
+        """Return how often it is played, compared with a task that was never played."""
         return max(floor, (self.taught + 1.0) / (self.groups + 1.0))
 
     def due(self, floor: float) -> float:
@@ -193,8 +193,8 @@ class ByDifficulty:
         """Go on with a state. New tasks owe no visits of the past."""
         known = {task_id: Visits(*map(float, state[task_id])) for task_id in self._tasks if task_id in state}
         now = min((visits.due(self._floor) for visits in known.values()), default=0.0)
-        fresh = {task_id: replace(visits, at=visits.at + now) for task_id, visits in self._visits.items()}
-        self._visits = {**fresh, **known}
+        shifted = {task_id: replace(visits, at=visits.at + now) for task_id, visits in self._visits.items()}
+        self._visits = {**shifted, **known}
         self._sort()
 
     def _keep(self, task_id: str, visits: Visits) -> None:

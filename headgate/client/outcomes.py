@@ -40,7 +40,7 @@ class EpisodeOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EpisodeEnded:
     """The end of an episode: exactly one of the first three fields is set."""
 
     reward: Reward | None = None
@@ -66,8 +66,8 @@ class Crash:
         return cls(shortened(summary), shortened(f"{summary}\n{''.join(traceback.format_exception(error))}"))
 
 
-def closed(reason: str, error: str | None = None) -> Ended:
+def closed(reason: str, error: str | None = None) -> EpisodeEnded:
     """Return the end of an episode that the gateway closed without a reward."""
     if reason in GIVEN_UP:
-        return Ended(aborted=reason)
-    return Ended(error="; ".join(filter(None, (error, f"closed by the gateway: {reason}"))))
+        return EpisodeEnded(aborted=reason)
+    return EpisodeEnded(error="; ".join(filter(None, (error, f"closed by the gateway: {reason}"))))

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 _LASTING = frozenset({"ledger_broken", "store_down"})
-"""Codes of refusals that last until the gateway is restarted, although their status says that they pass."""
+"""Codes of refusals that last until the gateway is restarted, although their status means a temporary failure."""
 
 
 class GatewayRefused(Exception):

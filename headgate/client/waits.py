@@ -37,7 +37,7 @@ class Waits:
 
     @contextmanager
     def slow(self, reason: str, after_s: float = SILENT_S) -> Iterator[None]:
-        """Report a block that takes longer than `after_s`, while it goes on."""
+        """Report a block that takes longer than `after_s`, while it runs."""
         who = object()
         timer = asyncio.get_running_loop().call_later(after_s, self.set, who, reason)
         try:

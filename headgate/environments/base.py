@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 Split = Literal["train", "eval", "all"]
 HELDOUT = 16
-"""One task in so many is for evaluation."""
+"""One task in this many is for evaluation."""
 
 
 class PlayFailed(Exception):
@@ -56,7 +56,7 @@ class Environment(Protocol):
         """Start what the episodes share."""
 
     async def play(self, data: dict[str, Any], base_url: str, api_key: str) -> Played:
-        """Plays the task of `data` with the model at an OpenAI base URL. Raise PlayFailed, or anything else."""
+        """Play the task of `data` with the model at an OpenAI base URL. Raise PlayFailed, or anything else."""
 
     async def close(self) -> None:
         """End what `open` started."""
@@ -69,8 +69,8 @@ def split_of(key: str) -> Split:
 
 def chosen(tasks: Iterable[Found], split: Split) -> Iterator[tuple[int, Found]]:
     """Yield the tasks of a split, each once, with their places in the dataset."""
-    seen: set[str] = set()
+    keys: set[str] = set()
     for place, found in enumerate(tasks):
-        if found.key not in seen and split in ("all", split_of(found.key)):
-            seen.add(found.key)
+        if found.key not in keys and split in ("all", split_of(found.key)):
+            keys.add(found.key)
             yield place, found

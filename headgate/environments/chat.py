@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 MODEL = "policy"
-"""The name that is asked for; an episode's key decides which model answers."""
+"""The requested name; an episode's key decides which model answers."""
 
 
 class ContextFull(Exception):

@@ -1,6 +1,6 @@
-"""An environment without a package: it asks for a text, and the reward is a share of the reply's characters.
+"""An environment without a package: it requests a text, and the reward is a share of the reply's characters.
 
-For tests, and to try `--env` with. `NAME` is the character. `fails`: of so many episodes each fails (0: none).
+For tests, and to try `--env` with. `NAME` is the character. `fails`: every N-th episode fails (0: none).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headgate.environments.chat import Chat, text_of
 
 
 class FakeEnvironment:
-    """`size` tasks; the reward of each is the share of the character `name` in what the model says."""
+    """`size` tasks; the reward of each is the share of the character `name` in the model's reply."""
 
     def __init__(self, name: str, size: int = 32, fails: int = 0, max_tokens: int = 8) -> None:
         self._character = name
@@ -29,7 +29,7 @@ class FakeEnvironment:
 
     def tasks(self) -> Iterator[Found]:
         for number in range(self._size):
-            yield Found(str(number), {"question": f"Say {self._character!r}, {number} times."})
+            yield Found(str(number), {"question": f"Write {self._character!r}, {number} times."})
 
     async def open(self) -> None:
         await self._chat.open()
@@ -44,9 +44,9 @@ class FakeEnvironment:
         )
         if self._fails and self._played % self._fails == 0:
             raise PlayFailed("the fake tool server is down", "tool_failed")
-        said = text_of(reply)
-        earned = said.count(self._character) / max(1, len(said))
-        return Played(earned, {"characters": float(len(said))}, {reply["id"]: earned})
+        text = text_of(reply)
+        earned = text.count(self._character) / max(1, len(text))
+        return Played(earned, {"characters": float(len(text))}, {reply["id"]: earned})
 
     async def close(self) -> None:
         await self._chat.close()

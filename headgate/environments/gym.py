@@ -27,7 +27,7 @@ _INSTRUCTIONS = "Act in this environment by calling the tool `act`, one action a
 
 
 class GymEnvironment:
-    """`gymnasium.make(name)`, anew for each episode."""
+    """`gymnasium.make(name)`, created for each episode."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class GymEnvironment:
             game.close()
 
     async def _play(self, game: Any, seed: int, base_url: str, api_key: str) -> Played:
-        seen, _ = game.reset(seed=seed)
+        observation, _ = game.reset(seed=seed)
         tool = self._tool(game)
         messages: list[Any] = [
             {"role": "system", "content": self._instructions},
-            {"role": "user", "content": self._text(game, seen)},
+            {"role": "user", "content": self._text(game, observation)},
         ]
         calls: dict[str, float] = {}
         over, steps = False, 0
@@ -86,21 +86,23 @@ class GymEnvironment:
             messages.append({key: value for key, value in message.items() if value is not None})
             calls[reply["id"]] = 0.0
             for call in message["tool_calls"]:
-                told, reward, over = ("it is over", 0.0, True) if over else self._act(game, call["function"])
+                result, reward, over = (
+                    ("it is over", 0.0, True) if over else self._act(game, call["function"])
+                )
                 calls[reply["id"]] += reward
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": told})
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
             steps += 1
         return Played(sum(calls.values()), {"steps": float(steps)}, calls)
 
     def _act(self, game: Any, function: dict[str, Any]) -> tuple[str, float, bool]:
-        """Plays one action; answers what the model reads next, the reward, and whether the game is over. A call that is no action
+        """Play one action. Return what the model reads next, the reward, and whether the game is over. A call without an action
         changes nothing."""
         try:
             action = self._action(game, json.loads(function["arguments"])["action"])
         except (ValueError, KeyError, TypeError) as error:
             return f"error: {error}", 0.0, False
-        seen, reward, terminated, truncated, _ = game.step(action)
-        return self._text(game, seen), float(reward), bool(terminated or truncated)
+        observation, reward, terminated, truncated, _ = game.step(action)
+        return self._text(game, observation), float(reward), bool(terminated or truncated)
 
     def _action(self, game: Any, value: Any) -> Any:
         space, action = game.action_space, value
@@ -129,12 +131,12 @@ class GymEnvironment:
         function = {"name": "act", "description": "Take one action.", "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def _text(self, game: Any, seen: Any) -> str:
+    def _text(self, game: Any, observation: Any) -> str:
         if self._observe is not None:
-            return str(self._observe(game, seen))
+            return str(self._observe(game, observation))
         if self._make.get("render_mode") == "ansi":
             return str(game.render())
-        return json.dumps(seen, default=lambda value: value.tolist())
+        return json.dumps(observation, default=lambda value: value.tolist())
 
     async def close(self) -> None:
         await self._chat.close()

@@ -109,7 +109,7 @@ class _Source(SampleSource):
             del self.routes[name], self._done[name]
 
     async def next_samples(self) -> list[Sample]:
-        """Inspect waits here while no sample is under way; those that come meanwhile are added by a task of its context."""
+        """Inspect waits here while no sample runs; samples that arrive in the meantime are started by a task of its context."""
         self.close()
         first = await self._added.get()
         self._adding = asyncio.create_task(self._add(), name="inspect samples")
@@ -144,7 +144,7 @@ class _Episodes(OpenAICompatibleAPI):
 
 @solver
 def _routed(routes: dict[str, tuple[str, str]]) -> Solver:
-    """Remembers whose sample this is, before anything else of it runs."""
+    """Remember whose sample this is, before anything else of it runs."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         _route.set(routes[str(state.sample_id)])

@@ -6,7 +6,7 @@ block in verifiers' own configuration, such as `{"agent": {"runtime": {"type": "
 - `sampling`: verifiers' sampling settings, such as `{"max_tokens": 512}`.
 
 An episode's reward is the sum of the rewards of those traces that are trainable. An episode that verifiers calls not ok
-(an error in a tool, a sandbox, a scorer, the harness) has failed; it is no reward of 0.
+(an error in a tool, a sandbox, a scorer, the harness) has failed; its reward is not 0.
 
 Verifiers keeps a client for each endpoint for ever, so all episodes have one endpoint here: a relay that knows each trace's
 episode.
@@ -121,12 +121,12 @@ class _Relay:
         headers = {"Authorization": f"Bearer {route[1]}", "Content-Type": "application/json"}
         url = f"{route[0]}/{request.match_info['path']}"
         async with self._http.post(url, data=await request.read(), headers=headers) as answer:
-            said = {
+            returned = {
                 name: answer.headers[name]
                 for name in ("Content-Type", "Retry-After")
                 if name in answer.headers
             }
-            response = web.StreamResponse(status=answer.status, headers=said)
+            response = web.StreamResponse(status=answer.status, headers=returned)
             await response.prepare(request)
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)

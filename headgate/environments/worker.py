@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _Worker:
-    """Answers questions about one environment, many at a time."""
+    """Handles the requests for one environment, many concurrently."""
 
     def __init__(self, name: str, environment: Environment, answers: IO[bytes]) -> None:
         self._name = name
@@ -67,7 +67,7 @@ class _Worker:
         )
         try:
             async for line in lines:
-                self._take(json.loads(line))
+                self._accept(json.loads(line))
         finally:
             playing, self._playing = list(self._playing.values()), {}
             for task in playing:
@@ -75,7 +75,7 @@ class _Worker:
             await asyncio.gather(*playing, return_exceptions=True)
             await self._environment.close()
 
-    def _take(self, question: dict[str, Any]) -> None:
+    def _accept(self, question: dict[str, Any]) -> None:
         number = question["id"]
         if "cancel" in question:
             if task := self._playing.pop(number, None):
@@ -103,9 +103,9 @@ class _Worker:
             self._write({"id": number, "error": str(failed), "reason": failed.reason})
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and number not in self._playing:
-                raise  # it was asked for; any other is the environment's own, which an answer must report
-            said = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-_QUOTED:]}"
-            self._write({"id": number, "error": said, "reason": "environment_failed"})
+                raise  # it was requested; any other is the environment's own, which the reply must report
+            message = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-_QUOTED:]}"
+            self._write({"id": number, "error": message, "reason": "environment_failed"})
         else:
             self._write({
                 "id": number, "reward": played.reward, "components": played.components, "calls": played.calls

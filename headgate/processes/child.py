@@ -1,6 +1,6 @@
 """A child process on this machine.
 
-Owns one operating-system process and everything it starts: the child leads a process group of its own, is told to die with
+Owns one operating-system process and everything it starts: the child leads a process group of its own, is set to die with
 its parent, and `stop` leaves nothing of the group behind. Its output goes to a log file, whose tail is quoted when it dies, or
 where its parent's goes.
 """
@@ -46,7 +46,7 @@ class LocalProcess:
         """Start `argv` with its output appended to `log`; `env` is added to this process's environment. Raise ChildDied."""
         try:
             with _output(log) as output:
-                begun_at = output.tell() if output is not None else 0
+                begun_at = output.tell() if output is not None else 0  # codespell:ignore tell
                 process = await start_group(argv, asyncio.subprocess.DEVNULL, output, output, env)
         except OSError as error:
             what = error.filename or argv[0]
@@ -64,17 +64,20 @@ class LocalProcess:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Wait until the child ends; answers its exit status."""
+        """Wait until the child ends; return its exit status."""
         return await self._process.wait()
 
     async def ready(
-        self, check: Callable[[], Awaitable[bool]], timeout_s: float, say: Callable[[str], None] | None = None
+        self,
+        check: Callable[[], Awaitable[bool]],
+        timeout_s: float,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        """Poll `check` until it holds; `say` gets what takes long. Raise ChildDied or TimeoutError, which names the child."""
+        """Poll `check` until it holds; `report` gets what takes long. Raise ChildDied or TimeoutError, which names the child."""
         what = f"{self.name} to be ready, for up to {timeout_s:g} s; its log is {self.log}"
         try:
             async with asyncio.timeout(timeout_s):
-                with reported(say or _nobody, what):
+                with reported(report or _ignore, what):
                     while not await check():
                         self._raise_if_dead()
                         await asyncio.sleep(0.1)
@@ -100,7 +103,7 @@ class LocalProcess:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return what the process has written to its log, up to a megabyte."""
         with contextlib.suppress(OSError):
             if self.log is None:
@@ -111,7 +114,7 @@ class LocalProcess:
         return ""
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL for whatever of the group is left after `grace_s`; with 0, SIGKILL at once."""
+        """Send SIGTERM, then SIGKILL to the rest of the group after `grace_s`; with 0, SIGKILL immediately."""
         try:
             if self.returncode is None and grace_s > 0:
                 self._signal(signal.SIGTERM)
@@ -127,7 +130,7 @@ class LocalProcess:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, at once."""
+        """Send SIGKILL to the whole group."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -156,8 +159,8 @@ async def start_group(
     )
 
 
-def _nobody(_text: str) -> None:
-    """Report to nobody."""
+def _ignore(_text: str) -> None:
+    """Ignore a report."""
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ProcessError(Exception):
-    """A process that cannot run as it should; the message says why."""
+    """A process that cannot run as it should; the message has the reason."""
 
 
 class ChildDied(ProcessError):

@@ -24,7 +24,7 @@ _EXIT_S = 5.0
 
 
 class WorkerFailed(Exception):
-    """A process could not be started, ended, or wrote what is no answer; the message quotes its last lines."""
+    """A process could not be started, ended, or wrote an invalid reply; the message quotes its last lines."""
 
 
 class LineWorker:
@@ -38,7 +38,7 @@ class LineWorker:
 
     @property
     def running(self) -> bool:
-        """True while there is a process that can be asked."""
+        """True while there is a process for requests."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
@@ -52,13 +52,13 @@ class LineWorker:
     async def ask(self, question: bytes) -> dict[str, Any]:
         """Write a line (without its end) and reads one. Raise WorkerFailed; then, and when cancelled, the process is ended."""
         try:
-            await self.tell(question)
+            await self.send(question)
             return await self._read()
         except BaseException:
             await self.end()
             raise
 
-    async def tell(self, line: bytes) -> None:
+    async def send(self, line: bytes) -> None:
         """Write a line (without its end); what comes back, `listen` reads."""
         assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(ConnectionError):
@@ -74,7 +74,7 @@ class LineWorker:
             raise
 
     async def end(self) -> None:
-        """Kills the process, if there is one."""
+        """Kill the process, if there is one."""
         process, errors = self._process, self._errors
         self._process = self._errors = None
         if process is not None and errors is not None:

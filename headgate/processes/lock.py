@@ -1,6 +1,6 @@
 """A file lock of the operating system, for a folder or a database that one process may use at a time.
 
-Owns the lock's file, which stays; the lock itself is gone with the process, however that ends. Invariant: the file names the
+Owns the lock's file, which stays; the lock itself ends with the process, however that ends. Invariant: the file names the
 process that holds the lock.
 """
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Held(Exception):
+class LockHeld(Exception):
     """Another process holds the lock. `process`: its id, "?" if it has not written it yet."""
 
     def __init__(self, process: str) -> None:
@@ -42,14 +42,14 @@ def holder(path: Path) -> str:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold the lock at `path` for a block. Raise Held, and OSError if the file cannot be written."""
+    """Hold the lock at `path` for a block. Raise LockHeld, and OSError if the file cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise Held(file.read().strip() or "?") from error
+            raise LockHeld(file.read().strip() or "?") from error
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise

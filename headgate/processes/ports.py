@@ -8,15 +8,15 @@ from collections import deque
 
 _RANDOM = random.SystemRandom()
 """Random numbers without a seed: forked processes must not choose the same ports."""
-_HELD: deque[socket.socket] = deque()
-_MOST_HELD = 64
-"""Ports that were given away last, and are held until so many more were."""
+_RESERVED: deque[socket.socket] = deque()
+_MAX_RESERVED = 64
+"""How many of the ports that were given out last stay held."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a free TCP port of an address of this machine, which no other caller of this function gets.
 
-    It is of none of the ranges from which Linux and Ray give ports to whoever asks for any: nobody has it by chance before it is
+    It is outside the ranges from which Linux and Ray choose ports: no process gets it by chance before it is
     used. A server can bind to it, as servers do with SO_REUSEADDR, though it is held here, by a socket that does not listen.
     Raise OSError for an address that is not this machine's.
     """
@@ -24,17 +24,17 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket(family) as own:
         own.bind((host, 0))
     while True:
-        port, held = _RANDOM.randrange(20_000, 32_768), socket.socket(family)
+        port, reserved = _RANDOM.randrange(20_000, 32_768), socket.socket(family)
         try:
-            held.bind((host, port))
+            reserved.bind((host, port))
         except OSError:
-            held.close()
+            reserved.close()
             continue
         # Another process cannot have taken the port: that was checked
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _HELD.append(held)
-        if len(_HELD) > _MOST_HELD:
-            _HELD.popleft().close()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _RESERVED.append(reserved)
+        if len(_RESERVED) > _MAX_RESERVED:
+            _RESERVED.popleft().close()
         return port
 
 

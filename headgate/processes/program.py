@@ -1,4 +1,4 @@
-"""A console program: an error that nobody foresaw is one paragraph, and its traceback is in a file, or shown with `--debug`."""
+"""A console program: an unexpected error is one paragraph, and its traceback is in a file, or shown with `--debug`."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,9 +12,21 @@ SILENT_S = 2.0
 
 
 @contextmanager
-def reported(say: Callable[[str], None], what: str, after_s: float = SILENT_S) -> Iterator[None]:
+def reported(report: Callable[[str], None], what: str, after_s: float = SILENT_S) -> Iterator[None]:
     """Report, once, what a block waits for if it takes longer than `after_s`."""
-    timer = asyncio.get_running_loop().call_later(after_s, say, f"waiting for {what}")
+    timer = asyncio.get_running_loop().call_later(after_s, report, f"waiting for {what}")
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def in_progress(report: Callable[[str], object], what: str, after_s: float = SILENT_S) -> Iterator[None]:
+    """Report, once, what a block without an event loop does if it takes longer than `after_s`."""
+    timer = threading.Timer(after_s, report, (what,))
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:

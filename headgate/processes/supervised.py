@@ -21,15 +21,15 @@ _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 _LONG_LIFE_S = 30.0
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessEnded:
     """The end of a process."""
 
     status: int
-    said: str
+    output: str
     """Its last lines, or what became of its node."""
 
 
@@ -38,7 +38,7 @@ class Running(Protocol):
 
     name: str
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> ProcessEnded:
         """Wait until the process ends, or its machine is lost."""
         ...
 
@@ -57,8 +57,8 @@ class Child:
         self.name = process.name
         self._process = process
 
-    async def wait(self) -> Ended:
-        return Ended(await self._process.wait(), self._process.tail())
+    async def wait(self) -> ProcessEnded:
+        return ProcessEnded(await self._process.wait(), self._process.tail())
 
     async def stop(self, grace_s: float) -> None:
         await self._process.stop(grace_s)
@@ -71,7 +71,7 @@ class Life:
     reason: str
     """The reason why it ended, in words."""
     status: int | None
-    """The exit status; None where it never began, or was ended because it said nothing."""
+    """The exit status; None where it never began, or was ended because it did not respond."""
     started: bool
     ended_at: float
     lived_s: float
@@ -126,7 +126,7 @@ class SupervisedProcess(Generic[R]):
         name: str,
         start: Callable[[], Awaitable[Sequence[R]]],
         restarts: Restarts,
-        say: Say,
+        report: Report,
         *,
         healthy: Callable[[R], Awaitable[bool]] | None = None,
         start_s: float = 60.0,
@@ -138,7 +138,7 @@ class SupervisedProcess(Generic[R]):
     ) -> None:
         """`healthy`: returns whether the first process answers; without it, a process is up once it is started. `look_s`: the
         seconds between two such questions, before the first answer and after. `silent_stop_s`: the `stop_s` of a process that
-        does not answer. `may_end`: a status of 0 is no failure.
+        does not answer. `may_end`: a status of 0 is not a failure.
         """
         self.name = name
         self.running: Sequence[R] = ()
@@ -148,13 +148,13 @@ class SupervisedProcess(Generic[R]):
         """Seconds that its processes may take to end when they are stopped; it may be changed until then."""
         self._start = start
         self._restarts = restarts
-        self._say = say
+        self._report = report
         self._healthy = healthy
         self._start_s, self._silent_s, self._silent_stop_s = start_s, silent_s, silent_stop_s
         self._look_s = look_s
         self._may_end = may_end
         self._replaced = asyncio.Event()
-        """The request to end what runs, and to start it anew."""
+        """The request to restart it."""
 
     async def run(self) -> None:
         """Run it again and again until it ends with status 0, if it may. Raise GivenUp."""
@@ -165,11 +165,11 @@ class SupervisedProcess(Generic[R]):
             if delay is None:
                 raise GivenUp(f"{self.name} is given up after {self.restarts} restarts: {life.reason}")
             self.restarts += 1
-            self._say(f"{self.name} {life.reason}\n  it is started again in {delay:.1f} s")
+            self._report(f"{self.name} {life.reason}\n  it is started again in {delay:.1f} s")
             await asyncio.sleep(delay)
 
     def replace(self) -> None:
-        """End what runs, and start it anew at once, which counts as no restart."""
+        """Restart it immediately, which does not count as a restart."""
         self._replaced.set()
 
     async def _life(self) -> Life | None:
@@ -204,14 +204,14 @@ class SupervisedProcess(Generic[R]):
             while left:
                 await asyncio.wait({*left, watch, replaced}, return_when=asyncio.FIRST_COMPLETED)
                 if replaced.done():
-                    return "is started anew", None
+                    return "is replaced", None
                 for done in [wait for wait in left if wait.done()]:
                     left.remove(done)
                     name, ended = done.result()
                     if ended.status or not self._may_end:
-                        said = f":\n{ended.said}" if ended.said else ""
+                        output = f":\n{ended.output}" if ended.output else ""
                         which = "" if len(waits) == 1 else f" ({name})"
-                        return f"ended with {ended.status}{which}{said}", ended.status
+                        return f"ended with {ended.status}{which}{output}", ended.status
                 if watch.done():
                     return watch.result(), None
             return None
@@ -223,7 +223,7 @@ class SupervisedProcess(Generic[R]):
     async def _watch(self, first: R) -> str:
         """Set `up` at the first answer, and return what is wrong once the process stops answering."""
         answered, last = False, time.monotonic()
-        said = False
+        output = False
         while True:
             limit = self._silent_s if answered else self._start_s
             if self._healthy is None or await self._healthy(first):
@@ -231,11 +231,11 @@ class SupervisedProcess(Generic[R]):
                 self.up.set()
             elif time.monotonic() - last > limit:
                 return f"has not answered for {limit:g} s" + ("" if answered else " since its start")
-            elif not (answered or said) and time.monotonic() - last >= SILENT_S:
-                said = True
-                self._say(f"waiting for {self.name} to answer, for up to {limit:g} s")
+            elif not (answered or output) and time.monotonic() - last >= SILENT_S:
+                output = True
+                self._report(f"waiting for {self.name} to answer, for up to {limit:g} s")
             await asyncio.sleep(self._look_s[answered])
 
 
-async def _end_of(running: Running) -> tuple[str, Ended]:
+async def _end_of(running: Running) -> tuple[str, ProcessEnded]:
     return running.name, await running.wait()

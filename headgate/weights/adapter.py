@@ -1,4 +1,4 @@
-"""Adapters as versions: which tensors peft's files of a LoRA adapter must have beside a checkpoint.
+"""Adapters as versions: which tensors peft's files of a LoRA adapter must have for a checkpoint.
 
 A matrix W of shape (out, in) that the configuration chooses has two factors, `lora_A` of shape (rank, in) and `lora_B` of shape
 (out, rank), and the engine computes by W + alpha / rank * B A.
@@ -51,16 +51,16 @@ class _Config(BaseModel):
 
 
 def matrices_of(checkpoint: Path) -> list[str]:
-    """Return the last names of the matrices that adapters may be beside: all but embedding and output head. Raise Malformed.
+    """Return the last names of the matrices that adapters may change: all but embedding and output head. Raise Malformed.
 
-    vLLM 0.32 on the CPU ends when it scores a sequence beside other requests, if its output head may have an adapter.
+    vLLM 0.32 on the CPU ends when it scores a sequence together with other requests, if its output head may have an adapter.
     """
     names = (name.removesuffix(_WEIGHT) for name, t in tensors_of(checkpoint).items() if len(t.shape) == 2)
     return sorted({name.rpartition(".")[2] for name in names} - _NOT_ADAPTED)
 
 
 def misfit(config: Any, base: Mapping[str, Tensor], found: Mapping[str, Tensor], max_rank: int) -> str:
-    """Says what is wrong with an adapter: the first thing; empty if nothing is.
+    """Return the first thing that is wrong with an adapter; "" if nothing is.
 
     `config`: the JSON value of `adapter_config.json`; `base`: the tensors of the checkpoint; `found`: those of the adapter.
     """
@@ -72,7 +72,7 @@ def misfit(config: Any, base: Mapping[str, Tensor], found: Mapping[str, Tensor],
     if parsed.r > max_rank:
         return f"its rank is {parsed.r}, and engines take {max_rank} at most ([engine] max_lora_rank)"
     if wrong := _NOT_ADAPTED & {target.rpartition(".")[2] for target in parsed.targets()}:
-        return f"{CONFIG}: target_modules: engines have no adapters beside {min(wrong)!r}"
+        return f"{CONFIG}: target_modules: engines support no adapters of {min(wrong)!r}"
     return next(_misfits(parsed, base, found), "")
 
 
@@ -80,11 +80,11 @@ def _misfits(config: _Config, base: Mapping[str, Tensor], found: Mapping[str, Te
     expected = _factors(config, base)
     for name, tensor in sorted(found.items()):
         if name not in expected:
-            yield f"tensor {name!r} is no factor of a matrix that {CONFIG} chooses in the first version's checkpoint"
+            yield f"tensor {name!r} is not a factor of a matrix that {CONFIG} chooses in the first version's checkpoint"
         elif tensor.shape != expected[name]:
             yield f"tensor {name!r} has the shape {list(tensor.shape)}, and needs {list(expected[name])}"
         elif tensor.dtype not in ("F64", "F32", "F16", "BF16"):
-            yield f"tensor {name!r} is of {tensor.dtype}, which is no floating-point number"
+            yield f"tensor {name!r} is of {tensor.dtype}, which is not floating-point"
     for name in sorted(expected.keys() - found.keys()):
         yield f"tensor {name!r} is missing"
     if not expected:

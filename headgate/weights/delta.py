@@ -26,14 +26,14 @@ from headgate.weights.tensors import (
 
 NAME = "delta.npz"
 _FAR = 255
-"""A distance from which it is stored apart, in four bytes."""
+"""A distance from which it is stored separately, in four bytes."""
 _UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 Elements = npt.NDArray[Any]
 """Bit patterns, as unsigned integers of the elements' size."""
 
 
 def write(target: Path, old: Path, new: Path) -> bool:
-    """Write the delta from the version in folder `old` to that in `new`; answers False, and write nothing, if there is none.
+    """Write the delta from the version in folder `old` to that in `new`; return False, and write nothing, if there is none.
 
     There is none between versions whose tensors do not lie at the same places, or of types whose elements have no integer of
     their size. Reads every byte, so call it in a thread. Raise OSError.
@@ -67,7 +67,7 @@ def apply(delta: Path, folder: Path) -> None:
                     raise ValueError(f"there is no file {file!r}")
                 _add(folder / file, tensor, *(arrays[f"{name}/{part}"] for part in ("near", "far", "steps")))
     except (*_UNREADABLE, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise Malformed(f"{delta} is no delta of {folder}: {error}") from error
+        raise Malformed(f"{delta} is not a delta of {folder}: {error}") from error
 
 
 def _alike(old: Path, new: Path) -> bool:

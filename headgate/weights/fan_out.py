@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 WIDTH = 2
-"""Mirrors that fetch from one source at once."""
+"""The number of mirrors that fetch from one source concurrently."""
 
 
 async def fan_out(
     root: str, mirrors: Iterable[str], fetch: Callable[[str, list[str]], Awaitable[None]], width: int = WIDTH
 ) -> dict[str, Exception]:
-    """Has each mirror `fetch(mirror, sources)` once; every mirror that is done is a source for `width` others at once.
+    """Have each mirror `fetch(mirror, sources)` once; every mirror that is done is a source for `width` others at a time.
 
-    `sources` begins with the one that is free for this mirror, and ends with the root. Answers the mirrors that failed, which
-    are no source for anybody, and why.
+    `sources` begins with the one that is free for this mirror, and ends with the root. Return the mirrors that failed, which
+    are not a source for others, and why.
     """
     free: asyncio.Queue[str] = asyncio.Queue()
     for _ in range(width):

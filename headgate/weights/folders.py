@@ -11,7 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-GONE = ".gone"
+DELETED = ".gone"
 """The suffix of a folder that is being deleted."""
 _NAME = re.compile(r"v(\d{6,})")
 
@@ -45,15 +45,15 @@ def prune(directory: Path, keep: int, *needed: int | None) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a folder so that none of its name is ever seen in part."""
-    gone = folder.with_name(f".{folder.name}{GONE}")
-    folder.rename(gone)
-    shutil.rmtree(gone)
+    deleted = folder.with_name(f".{folder.name}{DELETED}")
+    folder.rename(deleted)
+    shutil.rmtree(deleted)
 
 
 def sweep(directory: Path) -> None:
     """Remove what is left of folders that a process was deleting when it was killed."""
-    for gone in directory.glob(f".*{GONE}"):
-        shutil.rmtree(gone, ignore_errors=True)
+    for deleted in directory.glob(f".*{DELETED}"):
+        shutil.rmtree(deleted, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

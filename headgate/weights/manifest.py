@@ -39,7 +39,7 @@ class Piece:
 
 
 class BadManifest(ValueError):
-    """A manifest that does not say what its files are made of."""
+    """A manifest that does not describe its files."""
 
 
 def entry_of(file: Path) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def entry_of(file: Path) -> dict[str, Any]:
 
 
 def difference(file: Path, entry: dict[str, Any]) -> tuple[str, Scan | None]:
-    """Compare a file with its entry, of format 1 or 2; also answers what is in it, if it has tensors.
+    """Compare a file with its entry, of format 1 or 2; also return its contents, if it has tensors.
 
     Returns an empty string if both agree, else what differs. Reads every byte, so call it in a thread. Raise OSError.
     """
@@ -69,10 +69,10 @@ def difference(file: Path, entry: dict[str, Any]) -> tuple[str, Scan | None]:
     if not isinstance(stated, dict) or entry.get("piece") != PIECE:
         return f"the manifest needs its tensors, in pieces of {PIECE} bytes", found
     if entry.get("header") != mine["header"]:
-        return "its header is not as the manifest says", found
+        return "its header differs from the manifest", found
     names = sorted(stated.keys() | mine["tensors"].keys())
     wrong = [name for name in names if stated.get(name) != mine["tensors"].get(name)]
-    return f"tensor {wrong[0]!r} is not as the manifest says" if wrong else "", found
+    return f"tensor {wrong[0]!r} differs from the manifest" if wrong else "", found
 
 
 def _layout(found: Scan) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def pieces_of(files: Mapping[str, Any]) -> list[Piece]:
             or "\\" in name
             or "\0" in name
         ):
-            raise BadManifest(f"{name!r} is no file's name")
+            raise BadManifest(f"{name!r} is not a file's name")
         try:
             parsed = _File.model_validate(entry)
         except ValidationError as error:

@@ -35,15 +35,15 @@ from headgate.weights.tensors import Malformed
 log = logging.getLogger(__name__)
 _PARTIAL = ".partial"
 _AT_ONCE = 4
-"""Pieces that are on their way at once."""
+"""Pieces that are fetched concurrently."""
 _MANIFEST_LIMIT = 2**28
 _CONNECT_S = 10.0
 _SILENCE_S = 30.0
-"""How long a source may be silent until the next one is asked."""
+"""Seconds without data after which the next source is used."""
 _FETCH = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
 _REQUEST = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
 _QUOTED = 500
-"""Characters of what a mirror said."""
+"""Characters of a mirror's error text."""
 
 
 class Mirror:
@@ -81,11 +81,11 @@ class Mirror:
         return self.directory / folders.name_of(version)
 
     def versions(self) -> dict[int, Path]:
-        """The versions that are here, whole."""
+        """Return the versions that are stored completely."""
         return folders.versions_in(self.directory)
 
     async def fetch(self, version: int, sources: Sequence[str]) -> Path:
-        """Brings a version here, from the first source that has it and the others where that one fails.
+        """Bring a version here, from the first source that has it and the others where that one fails.
 
         Several callers share one fetch, which goes on if one of them is cancelled. Raise WeightsUnavailable if no source has it,
         and Unprocessable for a manifest that cannot be used or bytes that are not the manifest's.
@@ -100,9 +100,9 @@ class Mirror:
         return await asyncio.shield(task)
 
     async def request(self, mirror: str, version: int, sources: Sequence[str]) -> str:
-        """Has another machine's mirror fetch a version, however long that takes; answers the path there.
+        """Request a fetch of a version from another machine's mirror, however long that takes. Return the path there.
 
-        Raise ValueError, with what the mirror said, and aiohttp.ClientError.
+        Raise ValueError, with the mirror's error text, and aiohttp.ClientError.
         """
         url, body = _place(mirror, version), {"sources": list(sources)}
         async with self._http.post(url, json=body, allow_redirects=False, timeout=_REQUEST) as answer:
@@ -117,7 +117,7 @@ class Mirror:
     def _on_done(self, version: int, task: asyncio.Task[Path]) -> None:
         del self._fetches[version]
         if not task.cancelled():
-            task.exception()  # asyncio warns of one that nobody asked for, and all who waited may be gone
+            task.exception()  # asyncio warns of an unretrieved error, and all waiters may be cancelled
 
     async def prune(self, keep: int, *needed: int | None) -> None:
         """Remove the oldest versions beyond `keep`, but none that is `needed`."""
@@ -146,7 +146,7 @@ class Mirror:
     async def _bring_all(
         self, version: int, missing: Iterable[Piece], partial: Path, sources: Sequence[str]
     ) -> None:
-        """Fetch pieces, some at once. After a failure those on their way are still kept, for the next fetch."""
+        """Fetch pieces, several concurrently. After a failure those on their way are still kept, for the next fetch."""
         waiting = iter(missing)
 
         async def bring() -> None:
@@ -164,7 +164,7 @@ class Mirror:
             try:
                 return await self._get(f"{_place(source, version)}/{MANIFEST}", None, _MANIFEST_LIMIT)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                wrong.append(f"{source}: {_said(error)}")
+                wrong.append(f"{source}: {_text(error)}")
         raise WeightsUnavailable(
             f"version {version}: no source has its manifest ({'; '.join(wrong) or 'none is named'})"
         )
@@ -173,13 +173,13 @@ class Mirror:
         wrong, corrupt = [], False
         end = piece.offset + piece.size - 1
         for source in sources:
-            await self._throttle.take(piece.size)
+            await self._throttle.wait_for(piece.size)
             try:
                 data = await self._get(
                     f"{_place(source, version)}/{piece.file}", (piece.offset, end), piece.size
                 )
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                wrong.append(f"{source}: {_said(error)}")
+                wrong.append(f"{source}: {_text(error)}")
                 continue
             self.fetched[source] += len(data)
             if await asyncio.to_thread(_store, partial, piece, data):
@@ -217,14 +217,14 @@ class Mirror:
 
 
 class Throttle:
-    """Spreads bytes over time, so that no more than `bytes_per_s` are asked for; None: no limit."""
+    """Spreads bytes over time, so that no more than `bytes_per_s` are requested; None: no limit."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._rate = bytes_per_s
         self._free_at = 0.0
 
-    async def take(self, size: int) -> None:
-        """Wait until `size` bytes may be asked for."""
+    async def wait_for(self, size: int) -> None:
+        """Wait until `size` bytes may be requested."""
         if self._rate is None:
             return
         now = asyncio.get_running_loop().time()
@@ -247,7 +247,7 @@ def _place(source: str, version: int) -> str:
     return f"{source.rstrip('/')}/versions/{version}"
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
@@ -266,7 +266,7 @@ def _read(text: bytes, version: int) -> tuple[list[Piece], int]:
 def _prepare(
     partial: Path, manifest: bytes, pieces: Iterable[Piece], local: dict[str, tuple[Path, Piece]]
 ) -> list[Piece]:
-    """Make the files, of their size, with what is here already; answers the pieces that are not."""
+    """Make the files, of their size, with what is here already; return the pieces that are not."""
     resumed = partial.is_dir() and _bytes(partial / MANIFEST) == manifest
     if not resumed:
         shutil.rmtree(partial, ignore_errors=True)
@@ -286,7 +286,7 @@ def _prepare(
 
 
 def _advance(parent: Path, partial: Path, pieces: Sequence[Piece], missing: Iterable[Piece]) -> list[Piece]:
-    """Make the files in which pieces are missing from the parent's and the delta; answers the pieces that are missing still.
+    """Make the files in which pieces are missing from the parent's and the delta; return the pieces that are missing still.
 
     A delta that is of no use costs nothing but time: every piece is compared with its hash.
     """
@@ -311,7 +311,7 @@ def _bytes(file: Path) -> bytes:
 
 
 def _at(file: Path, offset: int, size: int) -> bytes:
-    """The bytes that are there; fewer, or none, if there are no more."""
+    """Read up to the requested bytes; fewer, or none, at the end."""
     try:
         descriptor = os.open(file, os.O_RDONLY)
     except OSError:
@@ -327,7 +327,7 @@ def _holds(file: Path, offset: int, piece: Piece) -> bool:
 
 
 def _store(partial: Path, piece: Piece, data: bytes) -> bool:
-    """Write a piece, if it has its hash; answers whether it has."""
+    """Write a piece, if it has its hash; return whether it has."""
     if len(data) != piece.size or blake3(data).hexdigest() != piece.blake3:
         return False
     descriptor = os.open(partial / piece.file, os.O_WRONLY)

@@ -1,8 +1,8 @@
-"""The HTTP server of published weights: beside a trainer, and as a mirror beside engines.
+"""The HTTP server of published weights, run by a trainer, or as a mirror on the machine of engines.
 
     GET  /versions                      the versions that are here, whole
     GET  /versions/7/FILE               a file of one, or a range of it; also manifest.json
-    POST /versions/7  {"sources": [..]} fetches it from there, and answers the path on this machine
+    POST /versions/7  {"sources": [..]} fetches it from there, and returns the path on this machine
 
 With a key, every request needs it as `Authorization: Bearer`. Without one, web pages of other sites are refused.
 """
@@ -28,7 +28,7 @@ _OWN_NAMES = OwnNames.of((), (), "use http://127.0.0.1:PORT, or set HEADGATE_WEI
 
 
 def create_server(mirror: Mirror, key: str | None, keep: int | None = None) -> web.Application:
-    """The server of a mirror that is open. `keep`: how many versions stay after a fetch; None: nothing is ever removed."""
+    """Return the server of an open mirror. `keep`: how many versions stay after a fetch; None: nothing is ever removed."""
     handlers = _Handlers(mirror, keep)
     app = web.Application(middlewares=[_errors, _key_needed(key)], client_max_size=2**16)
     app.router.add_get("/versions", handlers.versions)

@@ -25,7 +25,7 @@ _WHOLE = "model.safetensors"
 PIECE = 2**24
 """The bytes that one hash covers; the last piece of a tensor is shorter."""
 _LOOK = 2**20
-"""The bytes that are tested at once, so that the masked copies stay in the processor's cache."""
+"""The bytes that are tested in one piece, so that the masked copies stay in the processor's cache."""
 _THREADS = 4
 _LONGEST_HEADER = 100_000_000
 """The longest header in bytes, as in the safetensors library."""
@@ -48,7 +48,7 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Kinds that may stand for one another: engines convert each of them into the kind that they compute with."""
 _HEAD = "lm_head.weight"
 _COMPUTED = "rotary_emb.inv_freq"
-"""A buffer that old checkpoints have, and that nobody loads."""
+"""A buffer that old checkpoints have, and that no engine loads."""
 _UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -79,7 +79,7 @@ class Scan:
 
     tensors: dict[str, Tensor]
     begin: int = 0
-    """The bytes before the tensors, which say their names, shapes and places."""
+    """The bytes before the tensors, which hold their names, shapes and positions."""
     header: str = ""
     """The BLAKE3 of those bytes."""
     digests: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Scan:
     not_finite: tuple[str, ...] = ()
     """Tensors with a NaN or an infinity."""
     malformed: str = ""
-    """The reason why the file is no safetensors file; it has no tensors then."""
+    """The reason why the file is not a safetensors file; it has no tensors then."""
 
 
 def scan(path: Path) -> Scan:
@@ -206,7 +206,7 @@ def _header(file: BufferedReader) -> tuple[dict[str, Tensor], int]:
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, _LONGEST_HEADER):
-        raise Malformed("it is no safetensors file")
+        raise Malformed("it is not a safetensors file")
     try:
         header = json.loads(file.read(length))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -220,7 +220,7 @@ def _header(file: BufferedReader) -> tuple[dict[str, Tensor], int]:
             raise Malformed(f"the bytes of tensor {name!r} do not follow those of the one before")
         end = tensor.end
     if 8 + length + end != size:
-        raise Malformed(f"it has {size} bytes, its header says {8 + length + end}")
+        raise Malformed(f"it has {size} bytes, its header requires {8 + length + end}")
     return ordered, 8 + length
 
 

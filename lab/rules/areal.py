@@ -11,7 +11,7 @@ inclusionAI/AReaL, areal/infra/staleness_manager.py (`get_capacity`) and workflo
 for it also holds where version numbers were skipped. AReaL's further limit `max_concurrent_rollouts` belongs to the engines
 here.
 
-When B finished groups are there and the trainer waits, it takes those B that were started first, all at once. (AReaL shuffles
+Once B groups are finished and the trainer waits, it takes together the B groups that were started first. (AReaL shuffles
 them before it trains; the trainer's own order decides here.)
 
 Bounds: live groups, to (eta + 1) * B. A group that runs long can be overtaken by any number of younger ones and is trained
@@ -27,13 +27,13 @@ class Areal(GroupQueue):
     """A budget of groups, and batches of those that were started first."""
 
     def quota(self) -> int:
-        """`get_capacity` without its limit of concurrency."""
+        """Return `get_capacity` without its limit of concurrency."""
         return self.budget(self.settings.eta + 1)
 
     def rank(self, group: QueuedGroup) -> int:
-        """Ranks groups that were started first in front."""
+        """Rank groups by their start, the first in front."""
         return group.number
 
     def may_enter(self, group: QueuedGroup) -> bool:
-        """A batch is taken whole."""
+        """Return true once the finished groups fill a batch, which is taken whole."""
         return self.untrained >= self.batch

@@ -24,6 +24,6 @@ class OneStep(GroupQueue):
     max_age = 1
 
     def quota(self) -> int:
-        """The number of groups that the running batch lacks, or the size of the next batch if it lacks none."""
+        """Return the number of groups that the running batch lacks, or the size of the next batch if it lacks none."""
         generated = self.untrained // self.batch
         return min(self.budget(2), (generated + 1) * self.batch - self.live)

@@ -3,14 +3,13 @@
 A rule adds its decisions: how many groups may start now (`quota`), in which order finished groups are trained and from when on
 (`rank`, `may_enter`), and from which age on a group is given up (`max_age`).
 
-A group has the version that was the newest when it started. It runs until all its members are settled. If it can teach
-anything (`GroupRow.worthless`) it is *finished*, and *enters* batch `next_buffer`, at once or later; else it is dropped. It is
-*live* until its batch was trained.
+A group has the version that was the newest when it started. It runs until all its members are settled. If it can teach anything
+(`GroupRow.worthless`) it is *finished*, and *enters* batch `next_buffer`, immediately or later; else it is dropped. It is *live*
+until its batch was trained.
 
 Invariants, after every event:
 - only batch `next_buffer` has entries. They only grow, are `Occupied` in their order, and are complete at `settings.batch`;
-- `Occupied` or `GroupDropped` is told once of every group, and of a group that entered nothing more but `Consumed` or
-  `Skipped`;
+- each group has one `Occupied` or `GroupDropped`, and a group that entered has only `Consumed` or `Skipped` after it;
 - a group that may enter and finds room has entered;
 - `next_buffer >= version`, unless batch `next_buffer` is leased and complete: then it was trained and waits for its `Consume`.
   Otherwise a `Publish` that leaves the batch behind loses its entries (`Skipped`); groups that did not enter yet stay, if they
@@ -18,7 +17,7 @@ Invariants, after every event:
 - where `max_age` is a number, no group enters batch b whose version is less than b - `max_age`.
 
 The batch of a group is not known in advance. `Admit.buffer` is the one it will be in if groups finish in the order in
-which they start and none is dropped. `Occupied` tells the one it is in.
+which they start and none is dropped. `Occupied` names the one it is in.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ class GroupQueue(StalenessRule[QueuedGroup]):
 
     @abstractmethod
     def quota(self) -> int:
-        """Returns how many groups may start now; a negative number means none."""
+        """Return how many groups may start now; a negative number means none."""
 
     def rank(self, group: QueuedGroup) -> int:
-        """The lowest enters first; among equals, the one that finished first."""
+        """Return the group's rank: the lowest enters first; among equals, the one that finished first."""
         return 0
 
     def may_enter(self, group: QueuedGroup) -> bool:
-        """True if `group`, the first of the finished ones, may enter a batch that has room."""
+        """Return true if `group`, the first of the finished ones, may enter a batch that has room."""
         return True
 
     def on_settled(self, finished: bool) -> list[Command]:
@@ -97,20 +96,20 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return max(self.version, self.next_buffer)
 
     def budget(self, batches: int) -> int:
-        """Returns how many groups may start so that live ones are trained at most `batches` batches after the newest version."""
+        """Return how many groups may start so that live ones are trained at most `batches` batches after the newest version."""
         return (self.version + batches - self.first_untrained) * self.batch - self.live
 
     def oldest_running(self) -> int:
-        """The least version of a group that runs; if none does, the newest version."""
+        """Return the least version of a group that runs; if none does, the newest version."""
         return min(self._running, default=self.version)
 
     def running_groups(self) -> list[QueuedGroup]:
-        """The groups that run, in order of start."""
+        """Return the groups that run, in order of start."""
         waiting = {group.group_id for group in self._finished}
         return [g for g in self._groups.values() if g.state == "reserved" and g.group_id not in waiting]
 
     def give_up(self, groups: list[QueuedGroup], reason: str) -> list[Command]:
-        """Drops groups that run or are finished, but did not enter."""
+        """Drop groups that run or are finished, but did not enter."""
         waiting = {group.group_id for group in self._finished}
         commands: list[Command] = []
         for group in groups:
@@ -123,7 +122,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     # Queries
 
     def buffers(self) -> list[BufferRow]:
-        """Every batch that is not consumed and can hold something, in order.
+        """Return every batch that is not consumed and can hold a group, in order.
 
         Groups that did not enter are shown as reserved, as if they were to enter in turn.
         """
@@ -139,15 +138,15 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return rows
 
     def entries(self, buffer: int) -> tuple[str, ...]:
-        """The groups in batch `next_buffer`, in order of entry; no other batch has any."""
+        """Return the groups in batch `next_buffer`, in order of entry; no other batch has any."""
         return tuple(self._entries) if buffer == self.next_buffer else ()
 
     def complete(self, buffer: int) -> bool:
-        """True if the batch gets no more groups and can be trained."""
+        """Return true if the batch gets no more groups and can be trained."""
         return buffer == self.next_buffer and len(self._entries) == self.batch
 
     def free_slots(self) -> int:
-        """Returns how many new groups could start now."""
+        """Return how many new groups could start now."""
         return max(self.quota(), 0)
 
     # Start
@@ -179,7 +178,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
             del self._running[group.version]
 
     def _fill(self) -> list[Command]:
-        """Lets groups enter batch `next_buffer` while it has room."""
+        """Let groups enter batch `next_buffer` while it has room."""
         if self.complete(self.next_buffer):
             return []
         commands: list[Command] = []
@@ -200,7 +199,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return [consumed, *self._published()]
 
     def _published(self) -> list[Command]:
-        """After a batch or a version: what that skips, what that makes too old, and what may enter now."""
+        """Skip, expire and fill after a batch or a version."""
         commands: list[Command] = []
         trained = self.leased and self.complete(self.next_buffer)
         if self.version > self.next_buffer and not trained:

@@ -29,13 +29,13 @@ class Roll(GroupQueue):
         self.max_age = settings.eta
 
     def quota(self) -> int:
-        """`batch_size` of the buffer, less running and completed ones."""
+        """Return `batch_size` of the buffer, less running and completed ones."""
         return self.budget(self.settings.eta + 1)
 
     def rank(self, group: QueuedGroup) -> int:
-        """The oldest version."""
+        """Rank groups by version, the oldest first."""
         return group.version
 
     def may_enter(self, group: QueuedGroup) -> bool:
-        """True if no older group runs."""
+        """Return true if no older group runs."""
         return group.version <= self.oldest_running()

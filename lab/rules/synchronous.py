@@ -21,5 +21,5 @@ class Synchronous(GroupQueue):
     max_age = 0
 
     def quota(self) -> int:
-        """The number of groups that the batch lacks."""
+        """Return the number of groups that the batch lacks."""
         return self.budget(1)

@@ -25,5 +25,5 @@ class Verl(GroupQueue):
     """A budget of groups, first finished, first trained."""
 
     def quota(self) -> int:
-        """The window, less what its counter would say."""
+        """Return the window, less the value of its counter."""
         return self.budget(self.settings.eta + 1)

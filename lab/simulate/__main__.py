@@ -67,7 +67,7 @@ def main(
 def _show(scenario: Scenario, outcomes: list[Outcome], seeds: int) -> None:
     title = (
         f"Simulated: {scenario.name}, {scenario.gpus} {scenario.gpu}, {scenario.model}, "
-        f"engines of {scenario.engine_gpus}, {scenario.train_gpus} GPUs train where that is apart; {seeds} seeds, ± is 95 %"
+        f"engines of {scenario.engine_gpus}, {scenario.train_gpus} GPUs train where that is separate; {seeds} seeds, ± is 95 %"
     )
     console = Console(width=None if sys.stdout.isatty() else 170)
     table = Table(title=title, title_justify="left")

@@ -1,14 +1,19 @@
 """headgate's own policy: the very reactors of the gateway (`scheduler.program`), in virtual time over a simulated cluster.
 
-Nothing is decided here. What happens in the world is told to a `ControlProgram` as the gateway's hosts tell it
-(`gateway/control/{host,placement,nodes}.py`), and what the program wants is done with the world's verbs: StaleFlow's ledger
-bounds staleness; calls go where they add most tokens a second, wait here and not in engines, and move (`placement`, `migration`);
-engines pull weights one by one (`sync`); nodes that train are lent to rollout while the trainer waits (`lending`); the trainer
-takes groups as they come once it has its nodes, as `trainer/loop/run.py` does. What the gateway cannot know is not told: lengths
-are expected by `foresight.py`, an engine's coefficients are those that a fit would find, and engines are looked at once a second.
+Nothing is decided here. A `ControlProgram` receives the world's events as from the gateway's hosts
+(`gateway/control/{host,placement,nodes}.py`), and its commands are executed with the world's verbs:
+- StaleFlow's ledger bounds staleness;
+- calls go where they add most tokens a second, wait here and not in engines, and move (`placement`, `migration`);
+- engines pull weights one by one (`sync`);
+- nodes that train are lent to rollout while the trainer waits (`lending`);
+- the trainer takes groups as they finish once it has its nodes, as `trainer/loop/run.py` does.
 
-Owns what the program was told of and has not been told the end of: calls, steps that take time, and whether the trainer claims
-its nodes. Knobs: `Knobs`."""
+The program receives only what a gateway can know: lengths are predicted by `foresight.py`, an engine's coefficients are those
+that a fit would find, and engines are observed once a second.
+
+Owns what the program was notified of and has not seen the end of: calls, steps that take time, and the trainer's claim of its
+nodes. Knobs: `Knobs`.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +33,17 @@ from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program.calls import (
     Arrived,
+    CallDeparted,
     Closed,
     Demand,
-    EngineSeen,
-    Fitted,
-    Left,
+    EngineLoad,
     Move,
     Opened,
     Placed,
-    Seen,
+    Snapshot,
+    SpeedFitted,
 )
-from scheduler.program.events import Added, Begun, Do, Done, Published
+from scheduler.program.events import Added, Published, Started, StepCommand, StepResult
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs
 
 MODEL = "model"
@@ -67,7 +72,7 @@ class Knobs:
     recall_ahead_share: float = 1.0
     """`[lending] recall_ahead_share`."""
     admit: Literal["newest", "engine"] = "newest"
-    """The V of a group that starts (`[routing] admit`)."""
+    """The version of a group that starts (`[routing] group_version`)."""
     share: float = 0.0
     """The share of GPUs that train and are lent; 0 for the scenario's."""
 
@@ -81,14 +86,14 @@ class Combined:
     ticks = True
 
     def __init__(self, recording: Path | None = None, knobs: Knobs | None = None) -> None:
-        """`recording`: a file that `scheduler replay` accepts; `close` ends it."""
+        """Prepare a policy for one run. `recording`: a file that `scheduler replay` accepts; `close` ends it."""
         self._path, self._knobs = recording, knobs or Knobs()
         self._foresight = Foresight()
         self._calls: dict[str, Sample] = {}
         """Calls that run or wait, by name."""
         self._to: dict[str, str] = {}
         """The engines that moving calls are expected to go to."""
-        self._steps: dict[str, Do] = {}
+        self._steps: dict[str, StepCommand] = {}
         """Steps that take time, by engine."""
         self._roles: dict[str, RoleIs] = {}
         """The roles of the nodes that the trainer needs."""
@@ -98,19 +103,19 @@ class Combined:
         self._doing = False
 
     def layout(self, scenario: Scenario) -> Layout:
-        """The nodes that train have both tags."""
+        """Return the split of the GPUs: the nodes that train have both tags."""
         train = self.train_gpus(scenario)
         if not self._knobs.lend:
             return Layout(rollout=scenario.gpus - train, train=train)
         return Layout(rollout=scenario.gpus - train, train=0, both=train)
 
     def train_gpus(self, scenario: Scenario) -> int:
-        """The GPUs that train: the scenario's, unless a setting says otherwise."""
+        """Return the GPUs that train: the scenario's, unless a setting overrides it."""
         size = scenario.engine_gpus
         return round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
 
     def rule(self, scenario: Scenario) -> StalenessRule:
-        """StaleFlow's ledger; the program is built here."""
+        """Build the program, and return StaleFlow's ledger."""
         self._hosting = Hosting(self._settings(scenario), self._path)
         program = self._hosting.program
         self._fleet, self._update = program.fleets[MODEL], program.updates[MODEL]
@@ -148,43 +153,43 @@ class Combined:
         return {"models": {MODEL: model}, "lending": {"recall_ahead_share": knobs.recall_ahead_share}}
 
     def close(self) -> None:
-        """Ends the recording."""
+        """End the recording."""
         self._hosting.close()
 
     # Events
 
     def on_room(self, world: World) -> None:
-        """Starts what may start."""
+        """Start the groups that may start."""
         if not self._hosts:
             self._begin(world)
         samples: list[Sample] = []
         while world.room() and (group := world.start_group(self._admitting(world))):
             samples += group.samples
-            if self._knobs.admit == "engine":  # the next one sees where this one went
+            if self._knobs.admit == "engine":  # the next group sees where this one went
                 self.on_homeless(world, samples)
                 samples = []
         self.on_homeless(world, samples)
 
     def _admitting(self, world: World) -> int | None:
-        """The version of the engine that would sample a new group's call; None: its V is the newest."""
+        """Return the version of the engine that would sample a new group's call; None: the group gets the newest."""
         if self._knobs.admit == "newest":
             return None
         return self._placement.admitting(max(world.rule.next_buffer - world.scenario.eta, 0))
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
-        """Calls arrive; also such as an engine gave back."""
+        """Report new calls, and those that an engine gave back."""
         if samples:
             arrived = tuple(self._arrived(world, sample) for sample in samples)
             self._hosting.inject(self._placement.demand, Demand(arrived=arrived))
         self._do_all(world)
 
     def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
-        """Calls leave, and teach how long calls are."""
+        """Report calls that ended, and learn their lengths."""
         left = []
         for sample, turn, context in calls:
             name = f"{sample.name}/{turn}"
             if self._calls.pop(name, None) is not None:
-                left.append(Left(name, context))
+                left.append(CallDeparted(name, context))
                 self._to.pop(name, None)
                 if sample.at > turn:
                     self._foresight.learn(sample.turns[turn].sampled)
@@ -193,26 +198,26 @@ class Combined:
         self._do_all(world)
 
     def on_opened(self, world: World, host: Host) -> None:
-        """Finishes the engine's step, or begins the next one."""
+        """Finish the engine's step, or begin the next one."""
         self._go_on(world, host, sleeps=False)
 
     def on_asleep(self, world: World, host: Host) -> None:
-        """Finishes the engine's step, or begins the next one."""
+        """Finish the engine's step, or begin the next one."""
         self._go_on(world, host, sleeps=True)
 
     def on_ready(self, world: World) -> None:
-        """The trainer claims its nodes when the batch is whole, or when all were called back; and trains once it has them."""
+        """Claim the trainer's nodes when the batch is complete or all were recalled; train once it has them."""
         near = all(role.near for role in self._roles.values())
         if not self._claims and (near or world.rule.complete(world.rule.next_buffer)):
             self._fill(world)
             self._claim()
         self._do_all(world)
-        held = self._claims and all(role.role == "train" for role in self._roles.values())
-        if held and all(host.state == "asleep" for host in world.hosts if host.shared):
+        has_nodes = self._claims and all(role.role == "train" for role in self._roles.values())
+        if has_nodes and all(host.state == "asleep" for host in world.hosts if host.shared):
             world.train()
 
     def on_trained(self, world: World) -> None:
-        """The weights are pushed into host memory, and travel to the engines' hosts beside all else; the nodes are released."""
+        """Push the weights into host memory, from where they travel in the background, and release the nodes."""
         transfers = world.transfers
         batch = [world.groups[name] for name in world.rule.entries(world.rule.next_buffer)]
         samples = [sample for group in batch for sample in group.samples if not sample.dropped]
@@ -226,38 +231,40 @@ class Combined:
         self._do_all(world)
 
     def on_published(self, world: World, version: int) -> None:
-        """Handles a published version."""
+        """Handle a published version."""
         self._hosting.inject(self._update.published, Published(version))
         self._do_all(world)
 
     def on_idle(self, world: World, host: Host) -> None:
-        """Nothing: who looks once a second has seen it."""
+        """Do nothing: `on_second` reports it."""
 
     def on_second(self, world: World) -> None:
-        """Reports how engines are and how full the batch is; a trainer that has its nodes says so."""
-        seen = tuple(_engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps)
-        self._hosting.inject(self._placement.seen, Seen(seen))
+        """Report the engines and how full the batch is, and renew the trainer's claim."""
+        engines = tuple(
+            _engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps
+        )
+        self._hosting.inject(self._placement.snapshot, Snapshot(engines))
         self._fill(world)
         if self._claims and round(world.now) % _RENEW_S == 0:
             self._claim()
         self._do_all(world)
         if world.trainer == "waiting" and world.ready():
-            self.on_ready(world)  # the nodes may have been called back meanwhile
+            self.on_ready(world)  # the nodes may have been recalled in the meantime
 
     # Reports
 
     def _begin(self, world: World) -> None:
-        """The cluster is there."""
+        """Report the cluster."""
         inject = self._hosting.inject
         self._hosting.clock = lambda: world.now
         self._hosts = {host.name: host for host in world.hosts}
-        inject(self._fleet.begun, Begun(0))
-        inject(self._update.begun, Begun(0))
-        inject(self._placement.begun, Begun(0))
+        inject(self._fleet.started, Started(0))
+        inject(self._update.started, Started(0))
+        inject(self._placement.started, Started(0))
         first = next((host.number for host in world.hosts if host.shared), 0)
         for host in world.hosts:
             if host.gpus != world.scenario.engine_gpus:
-                inject(self._placement.fitted, Fitted(host.name, **asdict(host.engine.costs.model)))
+                inject(self._placement.fitted, SpeedFitted(host.name, **asdict(host.engine.costs.model)))
             if host.shared:
                 node = f"n{(host.number - first) * host.gpus // max(MACHINE, host.gpus)}"
                 if node not in self._roles:
@@ -299,13 +306,13 @@ class Combined:
     # Commands
 
     def _do_all(self, world: World) -> None:
-        """Does what the program wants, until it wants no more."""
+        """Execute the program's commands until there are no more."""
         if self._doing:
             return
         self._doing = True
         while self._hosting.wanted:
             match self._hosting.wanted.popleft():
-                case Do() as do:
+                case StepCommand() as do:
                     self._act(world, do)
                 case Placed(call, engine):
                     self._place(world, call, self._hosts[engine])
@@ -313,7 +320,7 @@ class Combined:
                     self._move(world, call, self._hosts[engine], to)
         self._doing = False
 
-    def _act(self, world: World, do: Do) -> None:
+    def _act(self, world: World, do: StepCommand) -> None:
         host, transfers = self._hosts[do.engine], world.transfers
         match do.step:
             case "hold":
@@ -333,25 +340,25 @@ class Combined:
                 raise SimulationError(f"{do.engine} has failed, and no engine fails here: {do.reason}")
         awaited = _AWAITED.get(do.step)
         if awaited in (None, host.state):
-            self._done(do)
+            self._report_end(do)
         else:
             self._steps[do.engine] = do
 
     def _go_on(self, world: World, host: Host, sleeps: bool) -> None:
-        """The engine sleeps now, or has opened: which ends the step that was for that, and lets another one begin."""
+        """Report the end of the step that waits for this state of the engine, or begin the next one."""
         do = self._steps.pop(host.name, None)
         if do is not None and (_AWAITED[do.step] == "asleep") == sleeps:
-            self._done(do)
+            self._report_end(do)
         elif do is not None:
             self._act(world, do)
         self._do_all(world)
 
-    def _done(self, do: Do) -> None:
+    def _report_end(self, do: StepCommand) -> None:
         reactor = self._fleet if do.step in _FLEET_STEPS else self._update
-        self._hosting.inject(reactor.done, Done(do.engine, do.step, do.version))
+        self._hosting.inject(reactor.step_result, StepResult(do.engine, do.step, do.version))
 
     def _place(self, world: World, call: str, host: Host) -> None:
-        """A call that was sent to an engine that is not open any more asks anew, as in the gateway."""
+        """Route a call; if its engine is not open any more, request a new place, as the gateway does."""
         sample = self._calls.get(call)
         if sample is None or sample.over or sample.host is not None:
             return
@@ -367,6 +374,6 @@ class Combined:
             world.give_back(sample)
 
 
-def _engine_load(world: World, host: Host) -> EngineSeen:
+def _engine_load(world: World, host: Host) -> EngineLoad:
     engine = world.look(host)
-    return EngineSeen(host.name, engine.running, len(engine.waiting), engine.kv, engine.rate())
+    return EngineLoad(host.name, engine.running, len(engine.waiting), engine.kv, engine.rate())

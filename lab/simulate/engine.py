@@ -1,14 +1,14 @@
 """An inference engine in closed form: events are admissions and ends of calls, never tokens.
 
-A decode step of n calls with kv tokens in the cache takes k1 * kv + max(k2, k3 * n) + k4 seconds (papers.md section 3;
-StaleFlow, arXiv 2601.12784) and gives each running call one token. While the same calls run, kv grows by n a step, so s
+A decode step of n calls with kv tokens in the cache takes k1 * kv + max(k2, k3 * n) + k4 seconds (StaleFlow, arXiv
+2601.12784) and gives each running call one token. While the same calls run, kv grows by n a step, so s
 steps take
 
     span(s) = s * (max(k2, k3 * n) + k4) + k1 * (s * kv + n * s * (s - 1) / 2),
 
 and the step that is underway at any moment is the root of a quadratic. Owns its calls and its own clock, `at`: the boundary of
 steps that is the present or the next one. Invariants:
-- whatever is done to the engine takes effect at a boundary: a step that has begun ends, as in vLLM;
+- every change of the engine takes effect at a boundary: a step that has begun ends, as in vLLM;
 - the cache never holds more than `capacity` tokens after a step, unless one call alone needs more;
 - a call that is admitted has its missing tokens prefilled first; the others wait for that, but for the share `overlap`, which
   goes by in their steps (chunked prefill);
@@ -29,12 +29,12 @@ from typing import Any
 from scheduler.policies.throughput import EngineModel
 
 HEADROOM = 256
-"""Steps that must fit into the cache for a call to be admitted. Without it a call that was preempted would come back at once, for
-a step. (vLLM leaves a hundredth of its blocks free, SGLang a share of what running calls may still sample.)"""
+"""Steps that must fit into the cache for a call to be admitted. Without it a preempted call would return immediately, for a step.
+(vLLM leaves a hundredth of its blocks free, SGLang a share of what running calls may still sample.)"""
 
 
 def span_s(model: EngineModel, steps: int, n: int, kv: int) -> float:
-    """Seconds of so many steps of n calls that begin with kv tokens in the cache."""
+    """Return the seconds of `steps` steps of n calls that begin with kv tokens in the cache."""
     flat = max(model.k2, model.k3 * n) + model.k4
     return steps * flat + model.k1 * (steps * kv + n * steps * (steps - 1) / 2)
 
@@ -68,7 +68,7 @@ class EngineCosts:
     capacity: int
     """Tokens in the cache."""
     slots: int
-    """Calls that run at once."""
+    """The most calls that run concurrently."""
     overlap: float = 0.0
     """The share of a prefill's time that goes by in the steps of calls that run, from 0 to 1."""
 
@@ -103,22 +103,22 @@ class Engine:
         return len(self._running) + len(self.waiting)
 
     def calls(self) -> Iterator[Call]:
-        """Running calls in order of admission, then waiting ones."""
+        """Yield running calls in order of admission, then waiting ones."""
         yield from self._running
         yield from self.waiting
 
     def sampled(self, call: Call) -> int:
-        """Tokens of the call, up to the boundary `at`."""
+        """Return the sampled tokens of the call, up to the boundary `at`."""
         return call.done + (self.steps - call.start if call.start >= 0 else 0)
 
     def rate(self) -> float:
-        """Tokens a second, now."""
+        """Return the present tokens a second."""
         return self.costs.model.rate(len(self._running), self.kv)
 
     # Time
 
     def advance(self, now: float) -> None:
-        """Goes to the first boundary that is not before `now`. No end of a call may lie before that: see `next_event`."""
+        """Advance to the first boundary that is not before `now`. No call may end before that: see `next_event`."""
         if now <= self.at:
             return
         if not self._running:
@@ -127,11 +127,11 @@ class Engine:
         self._step(min(self._steps_until(now - self.at), self._until_event()))
 
     def next_event(self) -> float | None:
-        """Returns the time at which a call ends or the cache is full, if nothing happens before; None if nothing runs."""
+        """Return the time at which a call ends or the cache is full, if nothing happens before; None if nothing runs."""
         return self.at + self._span(self._until_event()) if self._running else None
 
     def settle(self, now: float) -> list[Call]:
-        """Runs to the event that is due at `now` and answers the calls that end there, with `done` as large as `want`."""
+        """Run to the event that is due at `now`, and return the calls that end there, with `done` as large as `want`."""
         if self._running and now >= self.at:
             self._step(self._until_event())
         ended = list(self._ended())
@@ -144,7 +144,7 @@ class Engine:
     # Calls
 
     def add(self, now: float, call: Call) -> None:
-        """The call begins as soon as there is room."""
+        """Add a call, which begins as soon as there is room."""
         assert call.want > call.done
         self.advance(now)
         call.start = -1
@@ -152,7 +152,7 @@ class Engine:
         self._fill()
 
     def remove(self, now: float, call: Call) -> None:
-        """The call is taken out, with what was sampled up to the boundary in its `done`."""
+        """Remove a call; its `done` has what was sampled up to the boundary."""
         self.advance(now)
         if call.start < 0:
             self.waiting.remove(call)
@@ -161,7 +161,7 @@ class Engine:
         self._fill()
 
     def drain(self, now: float) -> list[Call]:
-        """Takes every call out."""
+        """Remove and return all calls."""
         self.advance(now)
         calls = list(self.calls())
         for call in [*self._running]:
@@ -181,7 +181,7 @@ class Engine:
         return span_s(self.costs.model, steps, len(self._running), self.kv)
 
     def _steps_until(self, seconds: float) -> int:
-        """The least number of steps that take at least so long."""
+        """Return the least number of steps that take at least `seconds`."""
         model, n = self.costs.model, len(self._running)
         a = model.k1 * n / 2
         b = model.step_s(n, self.kv) - a
@@ -195,12 +195,12 @@ class Engine:
         return steps
 
     def _until_event(self) -> int:
-        while self._gone(self._ends[0]):
+        while self._outdated(self._ends[0]):
             heappop(self._ends)
         return max(0, min(self._ends[0][0] - self.steps, self._room()))
 
     def _room(self) -> int:
-        """Steps that fit into the cache."""
+        """Return the number of steps that fit into the cache."""
         n = len(self._running)
         return self._ends[0][0] - self.steps if n == 1 else (self.costs.capacity - self.kv) // n
 
@@ -208,13 +208,13 @@ class Engine:
         return len(self._running) > 1 and self.kv + len(self._running) > self.costs.capacity
 
     def _ended(self) -> Iterator[Call]:
-        while self._ends and (self._gone(self._ends[0]) or self._ends[0][0] <= self.steps):
+        while self._ends and (self._outdated(self._ends[0]) or self._ends[0][0] <= self.steps):
             entry = heappop(self._ends)
-            if not self._gone(entry):
+            if not self._outdated(entry):
                 self._leave(entry[2])
                 yield entry[2]
 
-    def _gone(self, entry: tuple[int, int, Call]) -> bool:
+    def _outdated(self, entry: tuple[int, int, Call]) -> bool:
         end, _, call = entry
         return call not in self._running or call.start + call.want - call.done != end
 
@@ -240,9 +240,9 @@ class Engine:
             if n and self.kv + call.context + HEADROOM * (n + 1) > costs.capacity:
                 return
             self.waiting.popleft()
-            fresh = max(call.context - call.cached, 0)
-            self.at += fresh * costs.prefill_s * (1 - costs.overlap if n else 1)
-            self.prefilled += fresh
+            uncached = max(call.context - call.cached, 0)
+            self.at += uncached * costs.prefill_s * (1 - costs.overlap if n else 1)
+            self.prefilled += uncached
             call.start, call.cached = self.steps, 0
             self.kv += call.context
             self._running[call] = None

@@ -15,7 +15,7 @@ HostState = Literal["open", "loading", "asleep", "switching"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The split of GPUs. Engines on GPUs of both kinds sleep while the trainer has them."""
+    """The split of GPUs. Engines on GPUs of both kinds sleep while the trainer uses these."""
 
     rollout: int
     train: int
@@ -23,7 +23,7 @@ class Layout:
 
     @property
     def train_gpus(self) -> int:
-        """On which a step is computed."""
+        """The GPUs that compute a step."""
         return self.train + self.both
 
 
@@ -58,7 +58,7 @@ class Sample:
     call: Call = field(init=False)
     host: Host | None = None
     since: int = 0
-    """Tokens of its call when it came to its host."""
+    """Tokens of its call when it entered its host."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """Versions, and how many tokens each sampled."""
     cached_at: tuple[int, int] | None = None
@@ -67,7 +67,7 @@ class Sample:
     """Its cache goes with it to the next engine that it enters."""
     over: bool = False
     dropped: bool = False
-    """True if the sample is never trained, whatever becomes of its group."""
+    """True if the sample is never trained, even if its group is."""
 
     @property
     def context(self) -> int:

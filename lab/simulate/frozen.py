@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def files() -> list[Path]:
-    """The frozen files, in order."""
+    """Return the frozen files, in order."""
     return [
         HERE / "coefficients.toml",
         *sorted((HERE / "baselines").glob("*.py")),
@@ -22,7 +22,7 @@ def files() -> list[Path]:
 
 
 def digest() -> str:
-    """SHA-256 over their names and bytes, in hexadecimal."""
+    """Return the SHA-256 over their names and bytes, in hexadecimal."""
     found = hashlib.sha256()
     for path in files():
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -2,8 +2,8 @@
 
 An engine of g GPUs holds P parameters in bf16. A decode step reads all weights (2P bytes) or does the arithmetic of its n
 calls (2P flops each), whichever is longer; it reads the cache of every running call; and it has a fixed cost. So the four
-coefficients of StaleFlow's model (papers.md section 3) follow from the memory's bandwidth, the flops, and the shares of
-them that are reached.
+coefficients of StaleFlow's model (arXiv 2601.12784) follow from the memory's bandwidth, the flops, and the shares of them that
+are reached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BYTES = 2
 
 @lru_cache
 def coefficients() -> dict[str, Any]:
-    """coefficients.toml."""
+    """Return the contents of coefficients.toml."""
     return tomllib.loads(COEFFICIENTS.read_text(encoding="utf-8"))
 
 
@@ -44,7 +44,7 @@ class TrainerCosts:
     """The share that is lost with each doubling of the GPUs."""
 
     def seconds(self, tokens: float, gpus: int, recompute: bool) -> float:
-        """Returns the seconds to train tokens on a number of GPUs, without the step at the end."""
+        """Return the seconds to train tokens on a number of GPUs, without the step at the end."""
         each = self.token_s + (self.recompute_s if recompute else 0.0)
         return tokens * each * (1 + self.spread * math.log2(gpus)) / gpus
 
@@ -54,7 +54,7 @@ class TransferCosts:
     """The seconds of weight transfers, and of a node's change of role."""
 
     collective_s: float
-    """Seconds from the trainer into all engines; both stand still meanwhile."""
+    """Seconds from the trainer into all engines; both pause for them."""
     push_s: float
     """The trainer's part where engines fetch for themselves (a parameter server in their hosts' memory)."""
     pull_s: float
@@ -74,17 +74,17 @@ class MeasuredTransfers:
     """Seconds per byte of a version in headgate's own code: the `transfer_costs` of `make bench NAME=publish`."""
 
     copy: float
-    """The trainer copies the weights; it computes nothing meanwhile."""
+    """The trainer copies the weights, and computes nothing in the meantime."""
     write: float
     """They are written, with hashes and a delta if there is one, and are safe on the disk."""
     check: float
-    """The gateway looks at every byte."""
+    """The gateway reads every byte."""
     send: float
-    """An engine receives them and compares their hashes; `AT_ONCE` engines do so at once."""
+    """An engine receives them and compares their hashes; `AT_ONCE` engines do so concurrently."""
     swap: float
-    """An engine stands still for them."""
+    """An engine pauses for them."""
     fixed_s: float = 0.0
-    """Seconds for each engine beside its bytes: to be paused, probed and resumed."""
+    """Seconds for each engine in addition to its bytes: pause, probe and resume."""
 
 
 def _kind(table: str, name: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _kind(table: str, name: str) -> dict[str, Any]:
 
 
 def engine_costs(model: str, gpu: str, gpus: int, slots: int = 0) -> EngineCosts:
-    """An engine of `gpus` GPUs. Raises ScenarioError if the model does not fit."""
+    """Return the costs of an engine of `gpus` GPUs. Raise ScenarioError if the model does not fit."""
     shape, card, share, fixed = (
         _kind("model", model),
         _kind("gpu", gpu),
@@ -127,7 +127,7 @@ def engine_costs(model: str, gpu: str, gpus: int, slots: int = 0) -> EngineCosts
 
 
 def trainer_costs(model: str, gpu: str) -> TrainerCosts:
-    """A trainer of that model on that kind of GPU."""
+    """Return the costs of a trainer of that model on that kind of GPU."""
     shape, card, train = _kind("model", model), _kind("gpu", gpu), coefficients()["train"]
     a_flop = shape["parameters"] / (card["flops"] * coefficients()["efficiency"]["train_flops"])
     return TrainerCosts(
@@ -139,13 +139,13 @@ def trainer_costs(model: str, gpu: str) -> TrainerCosts:
 
 
 AT_ONCE = 4
-"""Engines that the trainer's server sends to at once (`gateway/updates/collective.py`)."""
+"""Engines to which the trainer's server sends concurrently (`gateway/updates/collective.py`)."""
 
 
 def measured_costs(
     measured: MeasuredTransfers, model: str, gpus_per_engine: int, engines: int, train_gpus: int, sites: int
 ) -> TransferCosts:
-    """Transfers by what the code was measured to take, where the links are not slower still."""
+    """Return transfer costs by measurements of the code, unless the links are slower."""
     weights = _BYTES * _kind("model", model)["parameters"]
     link, costs = coefficients()["link"], transfer_costs(model, gpus_per_engine, train_gpus, sites)
     send = weights * max(measured.send, 1 / link["fabric"]) * math.ceil(engines / AT_ONCE)
@@ -163,7 +163,7 @@ def measured_costs(
 
 
 def transfer_costs(model: str, gpus_per_engine: int, train_gpus: int, sites: int) -> TransferCosts:
-    """Transfers of that model's weights. Across sites one copy travels, and fans out where it arrives."""
+    """Return the transfer costs of that model's weights. Across sites one copy travels, and fans out where it arrives."""
     weights = _BYTES * _kind("model", model)["parameters"]
     link, state = coefficients()["link"], coefficients()["train"]["bytes_per_parameter"] / _BYTES * weights
     into = weights / link["fabric"]

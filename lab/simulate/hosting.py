@@ -1,7 +1,8 @@
 """Hosts a control program in virtual time, as `gateway/control/host.py` does on the wall clock.
 
-Owns the runtime, its clock and the recording. The clock goes where the world's is before anything is told, so timers that were
-due come first. What the program wants is queued, since nothing may be told while it runs."""
+Owns the runtime, its clock and the recording. The clock advances to the world's before each event, so timers that are due come
+first. The program's commands are queued, since nothing may be injected while it runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Hosting:
     """A program in virtual time."""
 
     def __init__(self, settings: dict[str, Any], recording: Path | None = None) -> None:
-        """`settings` as `ControlProgram` takes them."""
+        """Host a program. `settings`: those of `ControlProgram`."""
         self.program = ControlProgram(settings)
         self.wanted: deque[Any] = deque()
         """The commands of the program, in order."""
@@ -31,24 +32,23 @@ class Hosting:
         self._runtime = Runtime(self.program, self._clock, self._recording)
 
     def want(self, port: Output[tuple[T, ...]]) -> None:
-        """Collects the commands of this output. Before `start` only."""
+        """Collect the commands of this output. Before `start` only."""
         self._runtime.observe(port, lambda _tag, values: self.wanted.extend(values))
 
     def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
-        """Calls `callback`, which tells nothing, with every value of an output. Before `start` only."""
+        """Call `callback`, which injects nothing, with every value of an output. Before `start` only."""
         self._runtime.observe(port, lambda _tag, values: callback(values))
 
     def start(self) -> None:
-        """Starts the program."""
         self._runtime.start()
 
     def inject(self, action: PhysicalAction[T], value: T) -> None:
-        """Something has happened; what is decided about it is in `wanted` when this returns."""
+        """Inject an event; when this returns, `wanted` has the commands that follow."""
         self._runtime.run_until(round(self.clock() * SECOND))
         self._runtime.inject(action, value)
         self._runtime.advance()
 
     def close(self) -> None:
-        """Ends the recording."""
+        """End the recording."""
         if self._recording is not None:
             self._recording.close()

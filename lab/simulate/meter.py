@@ -1,8 +1,8 @@
 """The measures of a run: tokens, their staleness, and the use of every GPU.
 
 Owns the sums. A GPU second is one of four: `rollout` (its engine has a call), `train`, `switching` (weights load, the
-node changes hands, the trainer waits for a transfer) or `idle`. A GPU that the trainer has taken over counts as what the
-trainer does. Figures are taken between the end of batch `warmup` and that of the last one; tokens are counted over the
+node changes hands, the trainer waits for a transfer) or `idle`. A GPU that the trainer uses counts as what the trainer
+does. Figures are taken between the end of batch `warmup` and that of the last one; tokens are counted over the
 whole run, so that they add up.
 """
 
@@ -23,7 +23,7 @@ class Meter:
     """The sums of one run."""
 
     def __init__(self, scenario: Scenario, layout: Layout, engines: Sequence[int]) -> None:
-        """`engines`: the GPUs of each."""
+        """Start the books of a run. `engines`: the GPUs of each."""
         self._warmup, self._eta = scenario.warmup, scenario.eta
         self._gpus = layout.rollout + layout.train + layout.both
         self._dedicated = layout.train
@@ -53,7 +53,7 @@ class Meter:
     # Events
 
     def host_is(self, now: float, number: int, gpus: int, role: str) -> None:
-        """An engine's GPUs have this role from now on; `lent`: the trainer's."""
+        """Book the role of an engine's GPUs from now on; `lent`: the trainer's."""
         before, since = self._hosts[number]
         if before == role:
             return
@@ -65,12 +65,12 @@ class Meter:
             self.seconds[before] += gpus * (now - since)  # type: ignore[assignment]
 
     def trainer_is(self, now: float, role: str) -> None:
-        """The trainer's GPUs have this role from now on."""
+        """Book the role of the trainer's GPUs from now on."""
         self._book_trainer(now)
         self._trainer = (role, now)
 
     def trained(self, now: float, buffer: int, groups: Sequence[Group]) -> None:
-        """A batch was trained."""
+        """Count a trained batch."""
         ages: Counter[int] = Counter()
         for sample in [sample for group in groups for sample in group.samples]:
             if sample.dropped:
@@ -86,7 +86,7 @@ class Meter:
         self._marks.append((now, self._seconds(now), self.sampled, self.wasted))
 
     def end(self, now: float, underway: int, hosts: Sequence[Host]) -> None:
-        """The run is over."""
+        """Close the books at the end of the run."""
         for host in hosts:
             role, _ = self._hosts[host.number]
             self.host_is(now, host.number, host.gpus, "over" if role != "lent" else "idle")
@@ -98,7 +98,7 @@ class Meter:
     # Figures
 
     def figures(self) -> dict[str, Any]:
-        """The figures of the run; every one is simulated.
+        """Return the figures of the run, all of them simulated.
 
         `bounded_tokens_per_s`: without trained tokens that were older than eta, as if these were masked.
         """
@@ -127,7 +127,7 @@ class Meter:
     # Internals
 
     def _seconds(self, now: float) -> Counter[str]:
-        """The GPU seconds so far, with roles that last."""
+        """Return the GPU seconds so far, present roles included."""
         seconds = Counter(self.seconds)
         for gpus, (role, since) in zip(self._engines, self._hosts, strict=True):
             if role != "lent":

@@ -1,12 +1,13 @@
 """headgate's policy with the GPUs divided as `scheduler plan` does: by `scheduler.policies.allocation` (StreamRL's algorithm 1).
 
 The split of a scenario is what every baseline keeps; it is given, and not the best for any. A cluster whose owner has run
-`scheduler plan` has another, so this is a policy of its own beside `combined`, and is reported apart. The profile to plan by is
-the mean of the first 64 groups, and what the scenario says: hardware, longest reply, bound on staleness. The plan is taken where
-more nodes are to train than the scenario has: these are lent while they have nothing to do, but no other node can ever train.
+`scheduler plan` has another, so this is a policy in addition to `combined`, and is reported separately. The profile is the mean
+of the first 64 groups and the scenario's facts: hardware, longest reply, bound on staleness. The plan is used where more nodes
+are to train than the scenario has: these are lent while they have nothing to do, but no other node can ever train.
 
-Two things are added to what `allocation.Sampling` says of a batch's longest reply. It may take as long as eta + 1 batches do. And
-it does not run alone from the beginning: its steps take longer than alone, by `BESIDE` of what those of a full batch do."""
+Two corrections apply to `allocation.Sampling`'s time of a batch's longest reply. It may take as long as eta + 1 batches. And it
+does not run alone from the beginning: its steps take longer, by the share `SHARED` of the steps of a full batch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from lab.simulate.combined import Combined
 from lab.simulate.scenario import Scenario
 from scheduler.policies.allocation import Load, Pool, Sampling, Site
 
-BESIDE = 0.25
+SHARED = 0.25
 
 
 class Planned(Combined):
@@ -26,13 +27,13 @@ class Planned(Combined):
     name = "combined_planned"
 
     def train_gpus(self, scenario: Scenario) -> int:
-        """The planned number of training GPUs, but no fewer than the scenario's."""
+        """Return the planned number of training GPUs, but no fewer than the scenario's."""
         return max(split(scenario) * scenario.engine_gpus, scenario.train_gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampling:
-    """Sampling a batch, with so many engines."""
+    """The time of sampling a batch, by number of engines."""
 
     scenario: Scenario
 
@@ -43,17 +44,17 @@ class _Sampling:
         batch_s = Sampling(model, calls, reply, 0, prompt, most=scenario.engine.slots).seconds(nodes, load)
         running = min(math.ceil(calls / nodes), scenario.engine.slots)
         full_s, alone_s = model.step_s(running, running * (prompt + reply / 2)), model.step_s(1, longest / 2)
-        return max(batch_s, longest * (alone_s + BESIDE * (full_s - alone_s)) / (scenario.eta + 1))
+        return max(batch_s, longest * (alone_s + SHARED * (full_s - alone_s)) / (scenario.eta + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """Training a batch, on so many engines' worth of GPUs."""
+    """The time of training a batch, by the GPUs in engines' worth."""
 
     scenario: Scenario
 
     def seconds(self, nodes: int, load: Load) -> float:
-        """Seconds of a step on so many nodes. The plan asks for no other load."""
+        """Return the seconds of a step. The plan needs no other load."""
         scenario = self.scenario
         tokens = scenario.batch * scenario.group * scenario.contexts_mean
         trainer = scenario.trainer
@@ -61,6 +62,6 @@ class _Training:
 
 
 def split(scenario: Scenario) -> int:
-    """Returns how many engines' worth of GPUs train."""
+    """Return how many engines' worth of GPUs train."""
     engines = scenario.gpus // scenario.engine_gpus
     return Site(_Sampling(scenario), _Training(scenario), Pool(engines)).best().train

@@ -1,6 +1,6 @@
 """Recorded runs as a workload: a Parquet file of `gateway export`, or JSON lines.
 
-A line of JSON is a group: {"episodes": [[{"prompt": 120, "sampled": 300, "wait_s": 1.5}, ...], ...]}. Of an export, an episode's
+A line of JSON is a group: {"episodes": [[{"prompt": 120, "sampled": 300, "wait_s": 1.5}, ...], ...]}. In an export, an episode's
 turns are the sampled nodes of its token tree in their order, each after what the nodes before it added; it has no waits.
 """
 
@@ -15,7 +15,7 @@ from lab.simulate.workload import Task, Turn
 
 
 def read(path: Path) -> list[Task]:
-    """The groups of a file. Raises ScenarioError that names it."""
+    """Return the groups of a file. Raise ScenarioError that names it."""
     try:
         return _exported(path) if path.suffix == ".parquet" else _lines(path)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,5 +1,6 @@
 """Every policy by name: the baselines as their sources have them, the same with other knobs of their sources, and headgate's
-own, with the scenario's split of the GPUs and with a planned one."""
+own, with the scenario's split of the GPUs and with a planned one.
+"""
 
 from __future__ import annotations
 

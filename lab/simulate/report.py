@@ -1,7 +1,7 @@
 """`make report NAME=simulation`: every policy over the frozen grid, as tables, a plot and a JSON line. Every figure is simulated.
 
-The main table, and the keys, give everybody the same trainer (`SAME`): it takes a batch as it comes, and log-probabilities are
-those that were recorded. A second table, which `--no-own` leaves out, has everybody's own, as its source has it.
+The main table and the keys give all policies the same trainer (`SAME`): it takes groups as they finish, and log-probabilities are
+those that were recorded. In a second table, which `--no-own` leaves out, each policy has its own trainer, as in its source.
 
 Keys of the JSON line, for headgate's own policy (`combined`, with the scenario's split of the GPUs, as the baselines; null where
 it was not run); a scenario counts with the mean over its seeds:
@@ -13,7 +13,7 @@ it was not run); a scenario counts with the mean over its seeds:
 - useful_share: the part of all GPU time that the trained tokens need at least, in the mean;
 - planned: the same keys for `combined_planned`, which divides the GPUs as `scheduler plan` would;
 - own_trainer: the same keys where every baseline has its own trainer.
-A baseline keeps the bound if no trained group was older than eta in any run; what does not is shown, and marked.
+A baseline keeps the bound if no trained group was older than eta in any run; others are shown, and marked.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from lab.simulate.study import Outcome, run
 
 SYNCHRONOUS = "sync_colocated"
 SAME = {"stream": 64, "recompute": False}
-"""Everybody's trainer, in the main table: headgate's own."""
+"""The trainer of all policies in the main table: headgate's own."""
 _COLUMNS = 3
 Found = dict[str, list[Outcome]]
 
 
 def bounded(outcome: Outcome, eta: int) -> bool:
-    """True if no trained group was older than eta."""
+    """Return true if no trained group was older than eta."""
     return max(outcome.values("staleness_max")) <= eta
 
 
 def goals(found: Found, etas: dict[str, int], policy: str = OWN) -> dict[str, float | None]:
-    """The keys of a policy of headgate's, of the outcomes by scenario; None where it or its rivals are missing."""
+    """Return the keys of one of headgate's policies; None where it or its rivals are missing."""
     fractions: list[float] = []
     useful: list[float] = []
     over_sync: list[float] = []
@@ -85,16 +85,16 @@ def main(
         list[str] | None,
         typer.Option(help=f"Policy to run in addition to {SYNCHRONOUS}; repeatable. [default: all]"),
     ] = None,
-    own: Annotated[bool, typer.Option(help="Also with everybody's own trainer.")] = True,
+    own: Annotated[bool, typer.Option(help="Also give each policy its own trainer.")] = True,
     out: Annotated[Path, typer.Option(help="A folder for the JSON and the plot.")] = Path("runs/simulation"),
 ) -> None:
-    """Simulates the grid."""
+    """Simulate the grid."""
     if unknown := set(policy or ()) - POLICIES.keys():
         raise typer.BadParameter(f"no policy {', '.join(sorted(unknown))}; there are: {', '.join(POLICIES)}")
     ours = {name: make for name, make in POLICIES.items() if not policy or name in (SYNCHRONOUS, *policy)}
     theirs = {name: make for name, make in RIVALS.items() if name in ours}
     found: Found = {}
-    apart: Found = {}
+    own_trainer: Found = {}
     etas: dict[str, int] = {}
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted((HERE / "scenarios").glob("*.toml")):
@@ -105,18 +105,18 @@ def main(
         same = found[path.stem] = run(scenario.model_copy(update=SAME), ours, range(seeds), _begins)
         _show(f"{path.stem}, the same trainer for all", same, scenario.eta)
         if own:
-            mine = [outcome for outcome in same if outcome.policy not in RIVALS]
-            apart[path.stem] = [*run(scenario, theirs, range(seeds), _begins), *mine]
-            _show(f"{path.stem}, everybody's own trainer", apart[path.stem], scenario.eta)
+            unchanged = [outcome for outcome in same if outcome.policy not in RIVALS]
+            own_trainer[path.stem] = [*run(scenario, theirs, range(seeds), _begins), *unchanged]
+            _show(f"{path.stem}, each policy's own trainer", own_trainer[path.stem], scenario.eta)
     report: dict[str, Any] = {
         "simulated": True,
         "frozen": digest(),
         "seeds": seeds,
         **goals(found, etas),
         "planned": goals(found, etas, PLANNED),
-        "own_trainer": goals(apart, etas),
+        "own_trainer": goals(own_trainer, etas),
         "scenarios": _json(found),
-        "scenarios_own_trainer": _json(apart),
+        "scenarios_own_trainer": _json(own_trainer),
     }
     (out / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     _plot(found, etas, out / "simulation.png")
@@ -153,7 +153,7 @@ def _show(name: str, outcomes: Sequence[Outcome], eta: int) -> None:
 
 
 def _plot(found: Found, etas: dict[str, int], path: Path) -> None:
-    """Trained tokens/s over synchronous colocated, a panel a scenario; who does not keep the bound is pale."""
+    """Plot trained tokens/s over synchronous colocated, a panel a scenario; pale: does not keep the bound."""
     import matplotlib
 
     matplotlib.use("Agg")

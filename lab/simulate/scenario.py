@@ -5,8 +5,8 @@ gpu = "H800"              # a kind of coefficients.toml
 model = "7B"              # likewise
 engine_gpus = 1           # of one engine (tensor parallel)
 engines_of = { 8 = 1 }    # of the GPUs that only sample, one engine of 8 in place of smaller ones; by number of GPUs
-train_share = 0.5         # of the GPUs, where rollout and training are apart; 0: balanced, in eighths, by the cost models
-sites = 1                 # 2: engines and trainer are apart, and weights travel between sites
+train_share = 0.5         # of the GPUs, where rollout and training are separate; 0: balanced, in eighths, by the cost models
+sites = 1                 # 2: engines and trainer are at different sites, and weights travel between sites
 batch = 64                # groups
 group = 16                # episodes
 eta = 1                   # the bound on staleness that every asynchronous policy gets
@@ -14,8 +14,8 @@ batches = 10              # of which the first `warmup` are not counted
 warmup = 3
 prompt = 500              # tokens
 likeness = 0.5            # correlation of lengths within a group
-stream = 64               # everybody's trainer takes a batch in so many parts as it comes, 0: whole; not said: each policy's own
-recompute = false         # everybody's trainer computes log-probabilities once more, or nobody's; likewise
+stream = 64               # parts in which all trainers take a batch as it fills, 0: whole; default: each policy's own
+recompute = false         # all trainers compute log-probabilities once more, or none does; likewise
 threshold = 0.3           # batches beyond one that verl's window lets live, in every policy that has it; default: eta
 prefill_overlap = 0.4     # the share of a prefill's time that goes by in the steps of running calls; 0: they wait for it
 idle_caches = true        # conversations whose tool works fill their engine's cache, until they give way; false: they take none
@@ -98,7 +98,7 @@ class Scenario(_Table):
     engines_of: dict[Annotated[int, Field(ge=1, le=64)], Annotated[int, Field(ge=1, le=20_000)]] = {}
     """The number of engines of other sizes than `engine_gpus`, by their GPUs."""
     slots: int = Field(0, ge=0, le=4096)
-    """Calls that one engine runs at once; 0: as in coefficients.toml."""
+    """Calls that one engine runs concurrently; 0: as in coefficients.toml."""
     train_share: float = Field(0.0, ge=0, lt=1)
     sites: Literal[1, 2] = 1
     batch: int = Field(ge=1, le=100_000)
@@ -125,17 +125,17 @@ class Scenario(_Table):
     trainer_costs: TrainerCosts | None = None
     """Trainer costs in place of coefficients.toml."""
     transfer_costs: MeasuredTransfers | None = None
-    """The costs of bringing a version to engines in place of coefficients.toml, as `bench.publish` measures headgate's code."""
+    """The costs of loading a version into engines in place of coefficients.toml, as `bench.publish` measures headgate's code."""
 
     @classmethod
     def load(cls, path: Path, engine_gpus: int | None = None) -> Self:
-        """Reads a file. Raises ScenarioError that names it and what is wrong. `engine_gpus` in place of the file's."""
+        """Read a file. Raise ScenarioError that names it and the error. `engine_gpus` overrides the file's."""
         try:
             table = read_toml(path)
             if "recorded" in table:
                 table["recorded"] = path.parent / table["recorded"]
             if engine_gpus is not None and "engine_costs" in table:
-                raise ScenarioError(f"{path}: [engine_costs] say nothing of engines of another size")
+                raise ScenarioError(f"{path}: [engine_costs] does not cover engines of another size")
             size = {} if engine_gpus is None else {"engine_gpus": engine_gpus}
             return cls(**{"name": path.stem, **table, **size})
         except Unreadable as error:
@@ -154,7 +154,7 @@ class Scenario(_Table):
                 f"gpus ({self.gpus}) must be a multiple of engine_gpus ({self.engine_gpus}), at least twice it"
             )
         if self.engines_of and self.engine_costs is not None:
-            raise ValueError("engines_of: [engine_costs] say nothing of engines of another size")
+            raise ValueError("engines_of: [engine_costs] does not cover engines of another size")
         longest = self.workload(0).longest
         for gpus in (self.engine_gpus, *self.engines_of):
             if longest > (capacity := self.engine_on(gpus).capacity):
@@ -169,13 +169,12 @@ class Scenario(_Table):
         return self.engine_on(self.engine_gpus)
 
     def engine_on(self, gpus: int) -> EngineCosts:
-        """The costs of an engine of so many GPUs. Raises ScenarioError if the model does not fit."""
+        """Return the costs of an engine of `gpus` GPUs. Raise ScenarioError if the model does not fit."""
         costs = self.engine_costs or engine_costs(self.model, self.gpu, gpus, self.slots)
         return replace(costs, overlap=self.prefill_overlap) if self.prefill_overlap else costs
 
     def engines(self, sampling: int, lent: int) -> list[int]:
-        """The GPUs of each engine, where so many GPUs only sample and so many are lent; the largest come first. Raises
-        ScenarioError."""
+        """Return the GPUs of each engine, the largest first. Raise ScenarioError if they do not add up."""
         others = [gpus for gpus, count in sorted(self.engines_of.items(), reverse=True) for _ in range(count)]
         rest = sampling - sum(others)
         if rest < 0 or rest % self.engine_gpus:
@@ -191,11 +190,11 @@ class Scenario(_Table):
         return self.trainer_costs or trainer_costs(self.model, self.gpu)
 
     def trained(self, context: int) -> float:
-        """The tokens without attention that take the trainer as long as an episode of so many."""
+        """Return the tokens without attention that take the trainer as long as an episode of `context` tokens."""
         return context * (1 + self.attention * context)
 
     def transfers(self, train_gpus: int) -> TransferCosts:
-        """The costs of weight transfers from a trainer of so many GPUs."""
+        """Return the costs of weight transfers from a trainer of `train_gpus` GPUs."""
         if self.transfer_costs is None:
             return transfer_costs(self.model, self.engine_gpus, train_gpus, self.sites)
         engines = self.gpus // self.engine_gpus
@@ -204,7 +203,7 @@ class Scenario(_Table):
         )
 
     def workload(self, seed: int) -> Workload:
-        """The groups, for that seed."""
+        """Return the groups of a seed."""
         if self.recorded is not None:
             return Recorded(read(self.recorded), seed)
         lengths, turns = Lengths(**self.lengths.model_dump()), Turns(**self.turns.model_dump())
@@ -236,15 +235,15 @@ class Scenario(_Table):
 
     @cached_property
     def train_gpus(self) -> int:
-        """The trainer's, where rollout and training are apart: whole engines' worth."""
+        """The trainer's, where rollout and training are separate: whole engines' worth."""
         share = self.train_share or self._balanced()
         engines = round(self.gpus * share / self.engine_gpus)
         return min(max(engines, 1), self.gpus // self.engine_gpus - 1) * self.engine_gpus
 
     def _balanced(self) -> float:
-        """The eighth at which the slower of rollout and training of a batch is fastest (StreamRL's Algorithm 1).
+        """Return the eighth at which the slower of rollout and training of a batch is fastest (StreamRL's Algorithm 1).
 
-        Rollout is taken to run with all slots of every engine full, or all calls of a batch spread evenly, whichever is less.
+        Rollout is assumed to run with all slots of every engine full, or all calls of a batch spread evenly, whichever is less.
         """
         sampled, context = (float(np.mean(tokens)) for tokens in self._profile)
         calls = self.batch * len(self._profile[0]) / _DRAWN

@@ -1,7 +1,8 @@
 """Runs of policies over scenarios and seeds, and their figures with confidence intervals.
 
 Every policy gets the same workload for a seed, so a ratio between two policies is taken seed by seed. An interval is 95 %
-by Student's t over the seeds; with one seed there is none. Every figure is simulated."""
+by Student's t over the seeds; one seed has none. Every figure is simulated.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +45,13 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """The estimate from at least one value."""
+        """Return the estimate from at least one value."""
         if len(values) == 1:
             return cls(values[0], 0.0)
         t = _T95[len(values) - 2] if len(values) - 2 < len(_T95) else 1.96
         return cls(statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values)))
 
     def to_json(self) -> dict[str, float]:
-        """A JSON object."""
         return {"mean": self.mean, "ci95": self.half}
 
 
@@ -64,20 +64,19 @@ class Outcome:
     runs: tuple[dict[str, Any], ...]
 
     def values(self, figure: str) -> list[float]:
-        """A figure of every seed."""
+        """Return a figure's value for each seed."""
         return [float(run[figure]) for run in self.runs]
 
     def estimate(self, figure: str) -> Estimate:
-        """A figure over the seeds."""
+        """Return a figure's estimate over the seeds."""
         return Estimate.of(self.values(figure))
 
     def over(self, other: Outcome) -> Estimate:
-        """Trained tokens/s as a multiple of another policy's, seed by seed."""
+        """Return trained tokens/s as a multiple of another policy's, seed by seed."""
         pairs = zip(self.values("tokens_per_s"), other.values("tokens_per_s"), strict=True)
-        return Estimate.of([mine / theirs for mine, theirs in pairs])
+        return Estimate.of([own / others for own, others in pairs])
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
         figures = {figure: self.estimate(figure).to_json() for figure in FIGURES}
         return {"scenario": self.scenario, "policy": self.policy, "seeds": len(self.runs), **figures}
 
@@ -88,7 +87,7 @@ def run(
     seeds: Iterable[int],
     begin: Callable[[str], None] = lambda _what: None,
 ) -> list[Outcome]:
-    """Each policy with each seed. `begin` gets the name of each run. Raise SimulationError."""
+    """Run each policy with each seed. `begin` gets the name of each run. Raise SimulationError."""
     outcomes = []
     bounds = {seed: UpperBound.of(scenario, seed) for seed in seeds}
     for name, policy in policies.items():
@@ -103,10 +102,10 @@ def run(
 def simulate(
     scenario: Scenario, policy: Policy, seed: int, bound: UpperBound | None = None
 ) -> dict[str, Any]:
-    """The figures of one run, and how near it is to the upper bound. Raises SimulationError.
+    """Return the figures of one run, and how near it is to the upper bound. Raise SimulationError.
 
     `ub_fraction`: trained tokens/s over the bound's. `useful_share`: the part of all GPU time that the trained tokens need at
-    least, however many GPU seconds were busy. `bound`: the scenario's with that seed, where it is known.
+    least, however many GPU seconds were busy. `bound`: the scenario's with that seed, if known.
     """
     meter = World(scenario, policy, scenario.workload(seed)).run()
     accounted = sum(meter.tokens) + meter.wasted + meter.underway

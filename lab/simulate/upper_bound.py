@@ -1,13 +1,13 @@
 """An upper bound on the trained tokens a second that any policy can reach in a scenario: a cluster that wastes nothing.
 
 A batch cannot take less than the longest of
-- the training of its tokens on all GPUs, and what a step takes beside;
+- the training of its tokens on all GPUs, and a step's fixed time;
 - its GPU seconds, of generation and training, over all GPUs: each token costs what it costs in an engine that runs as many calls
   as its slots, its cache and the calls that the bound on staleness lets live allow;
-- its longest episode in an engine of its own and the step, over eta + 1: a group that starts under V is trained by V + eta. The
-  mean over the batches counts.
-Groups are taken in their order, batch by batch. Weights travel in no time, no cache is lost, and prompts are computed once for a
-group, so the bound is above what can be reached. Pure; every figure is simulated.
+- its longest episode in an engine of its own and the step, over eta + 1: a group that starts under version v is trained by
+  version v + eta. The mean over the batches counts. Groups are taken in their order, batch by batch. Weights travel in no time,
+  no cache is lost, and prompts are computed once for a group, so the bound is above what can be reached. Pure; every figure is
+  simulated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UpperBound:
 
     @classmethod
     def of(cls, scenario: Scenario, seed: int) -> UpperBound:
-        """The bound for a scenario's groups with a seed."""
+        """Return the bound for a scenario's groups with a seed."""
         workload = scenario.workload(seed)
         batches = [
             [workload.task(number) for number in range(batch * scenario.batch, (batch + 1) * scenario.batch)]
@@ -80,9 +80,9 @@ def _episodes(tasks: Iterable[Task]) -> Iterable[Sequence[Turn]]:
 
 
 def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task], gpus: int, costs: EngineCosts) -> float:
-    """GPU seconds of the generation of all tasks, where every engine has so many GPUs and runs as many calls as it may."""
+    """Return the GPU seconds of generating all tasks in engines of `gpus` GPUs that run as many calls as they may."""
     model = costs.model
-    sampled = held = prompts = 0
+    sampled = read = prompts = 0
     for task in tasks:
         prompts += task.episodes[0][0].prompt - sum(turns[0].prompt for turns in task.episodes)
         for turns in task.episodes:
@@ -90,17 +90,17 @@ def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task], gpus: int, costs: En
             for turn in turns:
                 context += turn.prompt
                 prompts += turn.prompt
-                held += turn.sampled * context + turn.sampled * (turn.sampled - 1) // 2
+                read += turn.sampled * context + turn.sampled * (turn.sampled - 1) // 2
                 sampled += turn.sampled
                 context += turn.sampled
     live = (scenario.eta + 1) * scenario.batch * len(tasks[0].episodes)
-    calls = max(1, min(costs.slots, live, int(costs.capacity * sampled / held)))
+    calls = max(1, min(costs.slots, live, int(costs.capacity * sampled / read)))
     step_s = max(model.k2 / calls, model.k3) + model.k4 / calls
-    return gpus * (held * model.k1 + sampled * step_s + prompts * costs.prefill_s * (1 - costs.overlap))
+    return gpus * (read * model.k1 + sampled * step_s + prompts * costs.prefill_s * (1 - costs.overlap))
 
 
 def _alone(costs: EngineCosts, turns: Sequence[Turn]) -> float:
-    """Seconds of an episode in an engine of its own, with its tools."""
+    """Return the seconds of an episode in an engine of its own, with its tools."""
     seconds, context = 0.0, 0
     for turn in turns:
         context += turn.prompt

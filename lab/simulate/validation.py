@@ -1,9 +1,9 @@
-"""`python -m lab.simulate.validation`: the simulator beside published tables, with its errors. lab/notes/simulation.md
-discusses them.
+"""`python -m lab.simulate.validation`: the simulator compared with published tables, with its errors.
+lab/notes/simulation.md discusses them.
 
 What is fitted, and to what:
 
-- verl's recipe (papers.md section 5; its README, three sizes and four thresholds): the trainer's seconds a batch are the
+- verl's recipe (its README, three sizes and four thresholds): the trainer's seconds a batch are the
   table's own (`update_actor` and `old_log_prob`, row by row), because its trainer scales as no simple model does. The median of
   the reply lengths is fitted to `gen` of the three synchronous rows. Steps of the asynchronous rows are predictions; so are
   the speed-ups, which are over the simulated synchronous rows.
@@ -61,8 +61,8 @@ class Row:
         return self.simulated / self.published - 1
 
 
-def verl(gpus: int, update_s: float, again_s: float, train_gpus: int) -> Scenario:
-    """verl's experiment, with the trainer's seconds a batch as given."""
+def verl(gpus: int, update_s: float, recompute_s: float, train_gpus: int) -> Scenario:
+    """Return verl's experiment, with the trainer's seconds a batch as given."""
     base: dict[str, Any] = {
         "gpus": gpus,
         "gpu": "H20",
@@ -79,13 +79,13 @@ def verl(gpus: int, update_s: float, again_s: float, train_gpus: int) -> Scenari
     }
     tokens = Scenario(**base).contexts_mean * 512 * 16
     costs = TrainerCosts(
-        update_s * train_gpus / tokens, again_s * train_gpus / tokens, step_s=0.0, spread=0.0
+        update_s * train_gpus / tokens, recompute_s * train_gpus / tokens, step_s=0.0, spread=0.0
     )
     return Scenario(**base, trainer_costs=costs)
 
 
 def areal(eta: int) -> Scenario:
-    """AReaL's experiment: 1.5B on 8 GPUs, a quarter of which train."""
+    """Return AReaL's experiment: 1.5B on 8 GPUs, a quarter of which train."""
     return Scenario(
         gpus=8,
         gpu="H800",
@@ -103,14 +103,17 @@ def areal(eta: int) -> Scenario:
 
 
 def rows() -> list[Row]:
-    """Every published figure that there is an answer to."""
+    """Return every published figure with its simulated one."""
     found: list[Row] = []
     sync: dict[int, float] = {}
-    for gpus, (_, generation, again, update) in SYNC.items():
-        sync[gpus] = _seconds(verl(gpus, update, again, gpus), SyncColocated())
+    for gpus, (_, generation, recompute, update) in SYNC.items():
+        sync[gpus] = _seconds(verl(gpus, update, recompute, gpus), SyncColocated())
         found.append(
             Row(
-                f"verl sync, {gpus} GPUs: generation, s", generation, sync[gpus] - again - update, fitted=True
+                f"verl sync, {gpus} GPUs: generation, s",
+                generation,
+                sync[gpus] - recompute - update,
+                fitted=True,
             )
         )
     for gpus, (step, update) in ASYNC.items():
@@ -133,8 +136,8 @@ def rows() -> list[Row]:
 
 
 def main() -> None:
-    """Prints the rows, and a JSON line."""
-    typer.echo("Simulated beside published; F: fitted to this figure")
+    """Print the rows, and a JSON line."""
+    typer.echo("Simulated compared with published; F: fitted to this figure")
     found = rows()
     for row in found:
         mark = "F" if row.fitted else " "

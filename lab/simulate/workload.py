@@ -1,4 +1,4 @@
-"""The workload: groups of episodes, each with turns of so many tokens and waits for tools between them.
+"""The workload: groups of episodes, each with turns of given lengths and waits for tools between them.
 
 A workload is a function of the seed and of a group's number alone, so that every policy gets the same groups in the same
 order (common random numbers), and one that drops a group has the same next one. Lengths are a quantile function; the
@@ -21,13 +21,13 @@ from lab.simulate.errors import ScenarioError
 
 _NORMAL = NormalDist()
 RANKER_NOISE = 0.24
-"""Standard deviation of what a ranker gets wrong, beside a difficulty of standard deviation 1: it then finds 0.87 of the true
-longest 20% of prompts, which is what StreamRL's ranker does (papers.md section 2; tests hold it)."""
+"""Standard deviation of a ranker's error, where that of the difficulty is 1: it then finds 0.87 of the true longest 20% of
+prompts, as StreamRL's ranker does (arXiv 2504.15930; a test checks it)."""
 LONG_TAIL = (
     (0.0, 0.15), (0.25, 0.6), (0.5, 1.0), (0.75, 1.9), (0.9, 4.5), (0.95, 8.0), (0.98, 15.0), (0.995, 24.0), (1.0, 28.0)
 )  # fmt: skip
 """Lengths over the median by quantile. The longest is 28 times the median; where an engine gets two calls for each of its slots,
-the last tenth of the replies takes about half of a synchronous rollout (papers.md section 5; tests hold both)."""
+the last tenth of the replies takes about half of a synchronous rollout (verl's README; tests check both)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A group: the turns of each of its episodes, and how hard a ranker takes it to be (0 is the median, 1 the longest)."""
+    """A group: the turns of each of its episodes, and how hard a ranker estimates it (0 is the median, 1 the longest)."""
 
     episodes: tuple[tuple[Turn, ...], ...]
     predicted: float = 0.5
@@ -56,7 +56,7 @@ class Workload(Protocol):
     """Groups by number."""
 
     def task(self, number: int) -> Task:
-        """The group of that number, always the same."""
+        """Return the group of that number, always the same."""
 
     @property
     def longest(self) -> int:
@@ -76,7 +76,7 @@ class Lengths:
     """The share by which replies become longer with every batch that was begun."""
 
     def at(self, quantile: float, batch: float) -> int:
-        """The length at a quantile, in tokens, at least 1."""
+        """Return the length at a quantile, in tokens, at least 1."""
         match self.kind:
             case "lognormal":
                 over = math.exp(self.sigma * _NORMAL.inv_cdf(min(max(quantile, 1e-9), 1 - 1e-9)))
@@ -118,10 +118,10 @@ class Stated:
         return self._prompt + self._turns.most * (self._lengths.longest + self._turns.result)
 
     def task(self, number: int) -> Task:
-        """The group of that number."""
+        """Return the group of that number."""
         draws = np.random.default_rng((self._seed, number))
         hard = float(draws.standard_normal())
-        seen = hard + RANKER_NOISE * float(draws.standard_normal())
+        estimate = hard + RANKER_NOISE * float(draws.standard_normal())
         own = draws.standard_normal((self._group, self._turns.most))
         scores = math.sqrt(self._likeness) * hard + math.sqrt(1 - self._likeness) * own
         stops = draws.random((self._group, self._turns.most))
@@ -129,7 +129,7 @@ class Stated:
             np.exp(np.minimum(draws.standard_normal((self._group, self._turns.most)), 3.0))
             * self._turns.wait_s
         )
-        predicted = _NORMAL.cdf(seen / math.sqrt(1 + RANKER_NOISE**2))
+        predicted = _NORMAL.cdf(estimate / math.sqrt(1 + RANKER_NOISE**2))
         return Task(
             tuple(self._episode(number, *row) for row in zip(scores, stops, waits, strict=True)), predicted
         )
@@ -151,7 +151,7 @@ class Stated:
 
 
 class Recorded:
-    """Groups that were recorded, in their order and from the beginning again; `seed` says with which one it begins."""
+    """Recorded groups in their order, over and over; `seed` determines the first."""
 
     def __init__(self, tasks: Sequence[Task], seed: int = 0) -> None:
         if not tasks:
@@ -166,12 +166,12 @@ class Recorded:
         )
 
     def task(self, number: int) -> Task:
-        """The group of that number."""
+        """Return the group of that number."""
         return self._tasks[(self._first + number) % len(self._tasks)]
 
 
 def _between(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Log-linear between points of rising quantiles."""
+    """Interpolate log-linearly between points of rising quantiles."""
     i = min(max(bisect_right(points, (at, math.inf)), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[i - 1], points[i]
     share = (at - x0) / (x1 - x0)

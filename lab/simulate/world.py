@@ -1,20 +1,21 @@
 """A cluster in virtual time: engines, one trainer, groups of samples, and a policy that decides.
 
-Owns what is true: where each sample is, what each engine runs, how far the trainer is, and the clock. Events are ends of
-calls, ends of switches and steps, answers of tools, and a second's tick for policies that want one; never tokens.
-Everything is decided by the seed, the scenario and the policy: two runs are equal to the last bit. Invariants:
+Owns the truth: where each sample is, what each engine runs, how far the trainer is, and the clock. Events are ends of
+calls, ends of switches and steps, results of tools, and a tick each second for policies that want one; never tokens.
+Everything follows from the seed, the scenario and the policy: two runs are equal to the last bit. Invariants:
 - a sample is in one place: an engine, held, with a tool, on its way to an engine that opens, or over;
 - an engine samples with the version that it was last given, and is open, loading, asleep or on its way between the two;
 - the trainer trains buffer `rule.next_buffer` and nothing else, and only groups that occupy it;
 - every sampled token is trained, wasted or underway at the end (`Meter`), once.
 
-`World` calls the hooks of its `Policy` at every event; the policy answers by calling the world's verbs:
+`World` calls the hooks of its `Policy` at every event; the policy responds by calling the world's verbs:
 - groups: `start_group()`, and what to do with its samples: `route(sample, host)` or `hold(sample)`;
 - engines: `sync(host, seconds)`, `move(sample, host)`, `give_back(sample)`, `look(host)`;
 - nodes: `claim(hosts, seconds)`, `release(hosts, seconds)`;
 - the trainer: `train()`, `publish(blocked_s)`.
 Which groups may start, and in which batch each is trained, is decided by the staleness rule (`scheduler.policies.rules`),
-the same state machine here and in the gateway. A policy knows lengths only as `sample.predicted`."""
+the same state machine here and in the gateway. A policy knows lengths only as `sample.predicted`.
+"""
 
 from __future__ import annotations
 
@@ -53,49 +54,53 @@ class Policy(Protocol):
 
     name: str
     stream: int
-    """The trainer begins with a batch before it is whole, and takes it in so many parts; 0: only when it is whole."""
+    """The parts in which the trainer takes a batch as it fills; 0: only when it is complete."""
     recompute: bool
     """The trainer computes the log-probabilities of what it trains once more."""
     ticks: bool
     """True if the policy wants `on_second`."""
 
     def layout(self, scenario: Scenario) -> Layout:
-        """Divides the scenario's GPUs."""
+        """Divide the scenario's GPUs."""
 
     def rule(self, scenario: Scenario) -> StalenessRule:
-        """The rule that bounds staleness."""
+        """Return the rule that bounds staleness."""
 
     def on_room(self, world: World) -> None:
-        """The rule may let groups start."""
+        """Start groups: the rule may admit some."""
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
-        """Samples want an engine: they were just started, were given back, had their tool's answer, or an engine opened again
-        while they were held."""
+        """Route or hold samples without an engine.
+
+        They were just started or returned, have their tool's result, or an engine opened while they were held.
+        """
 
     def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
-        """Calls want no engine any more: their turn has ended, or their sample is given up. The sample, the number of its turn,
-        and the tokens of its context. Told before anything else that follows from it."""
+        """Handle calls that need no engine any more: their turn has ended, or their sample is given up.
+
+        `calls`: the sample, the number of its turn, the tokens of its context. Called before all hooks that follow from it.
+        """
 
     def on_opened(self, world: World, host: Host) -> None:
-        """An engine has loaded weights, or has woken up."""
+        """Handle an engine that has loaded weights or has woken up."""
 
     def on_asleep(self, world: World, host: Host) -> None:
-        """An engine that was claimed sleeps."""
+        """Handle a claimed engine that sleeps now."""
 
     def on_ready(self, world: World) -> None:
-        """The trainer waits, and has something to train: `train()` now, or once the nodes are there."""
+        """Call `train()`, now or once the nodes are ready: the trainer waits, and has something to train."""
 
     def on_trained(self, world: World) -> None:
-        """A step was made: `publish()`."""
+        """Call `publish()`: a step has ended."""
 
     def on_published(self, world: World, version: int) -> None:
-        """Newer weights were published."""
+        """Handle newer weights."""
 
     def on_idle(self, world: World, host: Host) -> None:
-        """An open engine has nothing to do."""
+        """Handle an open engine that has nothing to do."""
 
     def on_second(self, world: World) -> None:
-        """A second has passed."""
+        """Handle the tick of a second."""
 
 
 class World:
@@ -108,7 +113,7 @@ class World:
         self.rule: StalenessRule = policy.rule(scenario)
         self.transfers = scenario.transfers(self.layout.train_gpus)
         self.stream = _streams(scenario, policy, self.layout)
-        """The parts in which the trainer takes a batch as it comes; 0: whole."""
+        """The parts in which the trainer takes a batch as it fills; 0: whole."""
         self.recompute = policy.recompute if scenario.recompute is None else scenario.recompute
         """The trainer computes log-probabilities once more."""
         self.trainer: TrainerState = "waiting"
@@ -124,7 +129,7 @@ class World:
         self._serial = 0
         self._touched: dict[Host, None] = {}
         self._homeless: list[Sample] = []
-        self._gone: list[tuple[Sample, int, int]] = []
+        self._left_calls: list[tuple[Sample, int, int]] = []
         self._changed: list[tuple[Callable[[World, Host], None], Host]] = []
         """Engines that opened or fell asleep, and which of the policy's hooks is for that."""
         self._room = self._look = True
@@ -136,12 +141,12 @@ class World:
     # The loop
 
     def run(self, progress: Callable[[int, float], None] = lambda _batch, _now: None) -> Meter:
-        """Trains the scenario's batches. `progress` gets each, and the time. Raises Stalled if nothing can go on."""
+        """Train the scenario's batches. `progress` gets each, and the time. Raise Stalled if nothing can go on."""
         batches = self.scenario.batches
         if self.policy.ticks:
             self._after(1.0, self._second)
         self._calm()
-        done = 0
+        batch = 0
         while self.rule.next_buffer < batches:
             if not self._events or (self.policy.ticks and len(self._events) == 1 and self._stands()):
                 raise Stalled(self._where())
@@ -151,22 +156,22 @@ class World:
             while self._events and self._events[0][0] == self.now:
                 heappop(self._events)[2]()
             self._calm()
-            if self.rule.next_buffer > done:
-                done = self.rule.next_buffer
-                progress(done, self.now)
+            if self.rule.next_buffer > batch:
+                batch = self.rule.next_buffer
+                progress(batch, self.now)
         self.meter.end(self.now, self._underway(), self.hosts)
         return self.meter
 
     # Verbs: groups and samples
 
     def room(self) -> int:
-        """Returns how many groups could start now."""
+        """Return how many groups could start now."""
         return self.rule.free_slots()
 
     def start_group(self, version: int | None = None) -> Group | None:
-        """Starts the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold.
+        """Start the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold.
 
-        `version`: of the engine that admits it; None: V is the newest version.
+        `version`: of the engine that admits it; None: the newest version.
         """
         task, name = self.workload.task(self._numbers), f"g{self._numbers}"
         size = len(task.episodes)
@@ -184,7 +189,7 @@ class World:
         return group
 
     def route(self, sample: Sample, host: Host) -> None:
-        """The sample goes to an engine that is open, or goes on there as soon as it is."""
+        """Send the sample to an engine, where it continues as soon as the engine is open."""
         assert sample.host is None and not sample.over
         sample.host = host
         if host.state == "open":
@@ -193,12 +198,11 @@ class World:
             host.kept.append(sample)
 
     def hold(self, sample: Sample) -> None:
-        """The sample waits until an engine opens (or the policy takes it from `held`)."""
+        """Hold the sample until an engine opens (or the policy takes it from `held`)."""
         self.held.append(sample)
 
     def move(self, sample: Sample, host: Host, carry: bool = False) -> None:
-        """The sample leaves its engine and goes on in another; its prompt is prefilled again there, unless its cache goes with it
-        (`carry`), which takes no time here."""
+        """Move the sample to another engine, which prefills its prompt again unless its cache moves too (`carry`)."""
         if self._take_out(sample):
             self._turn_over(sample)
         else:
@@ -206,21 +210,21 @@ class World:
             self.route(sample, host)
 
     def give_back(self, sample: Sample) -> None:
-        """The sample leaves its engine, and the policy is asked where it goes on."""
+        """Remove the sample from its engine; the policy routes it again."""
         if self._take_out(sample):
             self._turn_over(sample)
         else:
             self._homeless.append(sample)
 
     def look(self, host: Host) -> Engine:
-        """The engine as it is now."""
+        """Return the engine's present state."""
         if host.state == "open":
             host.engine.advance(self.now)
             self._touch(host)
         return host.engine
 
     def least_loaded(self) -> Host | None:
-        """The open engine with the fewest calls; among equals the first. None if none is open."""
+        """Return the open engine with the fewest calls; among equals the first. None if none is open."""
         while self._loads:
             load, number = self._loads[0]
             host = self.hosts[number]
@@ -230,28 +234,30 @@ class World:
         return None
 
     def last_host(self, sample: Sample) -> Host | None:
-        """The open engine that has the sample's conversation in its cache, under the version that it runs; None: no engine."""
+        """Return the open engine that has the sample's conversation in its cache, under its present version; None: no engine."""
         if sample.cached_at is None or not sample.at:
             return None
         host = self.hosts[sample.cached_at[0]]
         return host if host.state == "open" and host.version == sample.cached_at[1] else None
 
     def open_hosts(self) -> list[Host]:
-        """Engines that take calls."""
+        """Return the engines that accept calls."""
         return [host for host in self.hosts if host.state == "open"]
 
     # Verbs: engines and nodes
 
     def sync(self, host: Host, seconds: float, keep: bool = True) -> None:
-        """An open engine loads the newest weights. Its calls go on there afterwards (`keep`), or are given to the policy now."""
+        """Load the newest weights into an open engine. Its calls continue there (`keep`), or return to the policy now."""
         assert host.state == "open"
         version = self.arrived
         self._close(host, "loading", keep)
         self._after(seconds, lambda: self._opened(host, version))
 
     def claim(self, hosts: Iterable[Host], seconds: float) -> None:
-        """Open engines go to sleep, and then their GPUs are the trainer's; their calls are given to the policy. When no engine
-        is on its way any more, `on_ready` is asked again."""
+        """Put open engines to sleep, after which the trainer has their GPUs. Their calls return to the policy.
+
+        `on_ready` is called again once no engine is switching any more.
+        """
         self.trainer = "claiming"
         for host in hosts:
             assert host.state == "open" and host.shared
@@ -259,7 +265,7 @@ class World:
             self._after(seconds, lambda host=host: self._asleep(host))  # type: ignore[misc]
 
     def release(self, hosts: Iterable[Host], seconds: float) -> None:
-        """Engines that sleep wake up with the newest weights."""
+        """Wake sleeping engines with the newest weights."""
         version = self.arrived
         for host in hosts:
             assert host.state == "asleep"
@@ -270,18 +276,18 @@ class World:
     # Verbs: the trainer
 
     def ready(self) -> int:
-        """Groups of the batch that the trainer could begin with now; 0 while it may not."""
+        """Return how many groups of the batch the trainer could begin with now."""
         buffer = self.rule.next_buffer
-        there = len(self.rule.entries(buffer))
+        entered = len(self.rule.entries(buffer))
         if self.rule.complete(buffer):
-            return there - len(self._trained)
+            return entered - len(self._trained)
         parts = self.stream
         part = -(-self.scenario.batch // parts) if parts else 0
-        fresh = there - len(self._trained)
-        return fresh // part * part if parts else 0
+        untrained = entered - len(self._trained)
+        return untrained // part * part if parts else 0
 
     def train(self) -> None:
-        """The trainer begins with what is ready."""
+        """Train the groups that are ready."""
         assert self.trainer in ("waiting", "claiming") and self.ready()
         assert all(host.state == "asleep" for host in self.hosts if host.shared) or not self.layout.both
         buffer = self.rule.next_buffer
@@ -296,8 +302,7 @@ class World:
         self._after(seconds, self._part_done)
 
     def publish(self, blocked_s: float, delay_s: float = 0.0) -> None:
-        """The step's weights can be had `delay_s` from now, and are the newest from then on; the trainer does nothing for
-        `blocked_s`."""
+        """Publish the step's weights, which arrive after `delay_s`; the trainer does nothing for `blocked_s`."""
         assert self.trainer == "trained"
         buffer = self.rule.next_buffer
         self._trainer_is("blocked")
@@ -314,10 +319,10 @@ class World:
     # Events
 
     def _calm(self) -> None:
-        """Lets the policy answer until it has no more to say, then asks every engine that changed for its next event."""
+        """Call the policy's hooks until none is due, then schedule the next event of every engine that changed."""
         while True:
-            if self._gone:
-                calls, self._gone = self._gone, []
+            if self._left_calls:
+                calls, self._left_calls = self._left_calls, []
                 self.policy.on_left(self, calls)
             elif self._changed:
                 hook, host = self._changed.pop(0)
@@ -367,14 +372,14 @@ class World:
             self._woken[host] = None
 
     def _end_turns(self, samples: Sequence[Sample]) -> None:
-        """Ends the turns of samples that have left their engine; one that ends may make others superfluous."""
+        """End the turns of samples that have left their engine; the end of one may abort others."""
         for sample in samples:
             if not sample.over:
                 self._turn_over(sample)
 
     def _turn_over(self, sample: Sample) -> None:
         turn = sample.turns[sample.at]
-        self._gone.append((sample, sample.at, sample.call.context))
+        self._left_calls.append((sample, sample.at, sample.call.context))
         sample.at += 1
         if sample.at == len(sample.turns):
             sample.over = True
@@ -458,20 +463,20 @@ class World:
         self._touch(host)
 
     def _still_cached(self, sample: Sample, host: Host) -> bool:
-        """Returns whether an engine has kept a conversation while its tool worked.
+        """Return true if an engine still caches a conversation whose tool has ended.
 
-        Looked at when a call comes: calls that run by then have taken their part of the cache from idle ones, the oldest first.
+        Decided when the next call arrives: running calls evict idle conversations, the oldest first.
         """
         if not self.scenario.idle_caches:
             return True
         host.engine.advance(self.now)
-        held = host.engine.kv + sum(host.idle.values())
-        while host.idle and held > host.engine.costs.capacity:
-            held -= host.idle.pop(next(iter(host.idle)))
+        used = host.engine.kv + sum(host.idle.values())
+        while host.idle and used > host.engine.costs.capacity:
+            used -= host.idle.pop(next(iter(host.idle)))
         return host.idle.pop(sample.name, None) is not None
 
     def _left(self, sample: Sample) -> None:
-        """Books what was sampled in the engine that the sample has left."""
+        """Book what was sampled in the engine that the sample has left."""
         host, sampled = sample.host, sample.call.done - sample.since
         assert host is not None
         if sampled:
@@ -480,7 +485,7 @@ class World:
         sample.since, sample.host = sample.call.done, None
 
     def _take_out(self, sample: Sample) -> bool:
-        """Removes a sample; returns True if its turn ended with the running step."""
+        """Remove a sample; return true if its turn ended with the running step."""
         host = sample.host
         assert host is not None
         if host.state == "open":
@@ -547,7 +552,7 @@ class World:
             self._take_out(sample)
         elif sample in self.held:
             self.held.remove(sample)
-        self._gone.append((sample, sample.at, sample.call.context))
+        self._left_calls.append((sample, sample.at, sample.call.context))
 
     # Time
 
@@ -571,14 +576,14 @@ class World:
         return [Host(f"e{i}", i, n, Engine(costs[n]), shared=i >= first) for i, n in enumerate(sizes)]
 
     def _underway(self) -> int:
-        """Tokens of groups that were neither trained nor dropped."""
+        """Return the tokens of groups that were neither trained nor dropped."""
         tokens = 0
         for sample in [sample for group in self.groups.values() for sample in group.samples]:
             tokens += sample.tokens
             if sample.host is not None and sample.host.state == "open":
                 sample.host.engine.advance(self.now)
-                fresh = sample.host.engine.sampled(sample.call) - sample.since
-                tokens, self.meter.sampled = tokens + fresh, self.meter.sampled + fresh
+                new = sample.host.engine.sampled(sample.call) - sample.since
+                tokens, self.meter.sampled = tokens + new, self.meter.sampled + new
         return tokens
 
     def _stands(self) -> bool:
@@ -593,6 +598,6 @@ class World:
 
 
 def _streams(scenario: Scenario, policy: Policy, layout: Layout) -> int:
-    """The scenario's, if it says so and the trainer can: one that shares all of its GPUs and waits for the whole batch cannot."""
+    """Return the scenario's parts, or the policy's where the trainer shares all of its GPUs and waits for whole batches."""
     able = policy.stream > 0 or layout.train > 0
     return policy.stream if scenario.stream is None or not able else scenario.stream

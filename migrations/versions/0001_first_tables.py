@@ -79,7 +79,7 @@ def upgrade() -> None:
         sa.Column("node", sa.Integer(), nullable=False),
         sa.Column("api", sa.String(length=16), nullable=False),
         sa.Column("stream", sa.Boolean(), nullable=False),
-        sa.Column("asked", sa.JSON(), nullable=False),
+        sa.Column("asked", sa.JSON(), nullable=False),  # codespell:ignore asked
         sa.Column("used", sa.JSON(), nullable=False),
         sa.Column("logprobs_mode", sa.String(length=32), nullable=False),
         sa.Column("engine", sa.String(length=64), nullable=False),

@@ -61,7 +61,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Loses what other models sampled, and the ledgers of all but one model: the older tables have no place for them."""
+    """Lose what other models sampled, and the ledgers of all but one model: the older tables have no place for them."""
     op.drop_table("exchanges")
     for table, model in _MODEL_OF.items():
         op.execute(f"DELETE FROM {table} WHERE model <> {model}")

@@ -1,4 +1,4 @@
-"""Reasons that can be asked for, deadlines of leases, and rewards of single calls.
+"""Reasons that can be queried, deadlines of leases, and rewards of single calls.
 
 Revision: 0003, after 0002; created 2026-11-21 22:10:00.
 """

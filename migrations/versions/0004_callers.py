@@ -1,4 +1,4 @@
-"""Answers that clients come back for, episodes that agents' keys open, and conversations that are known again.
+"""Stored answers for later requests, episodes that agents' keys open, and conversations that are known again.
 
 Revision: 0004, after 0003; created 2026-11-22 01:50:00.
 """
@@ -42,6 +42,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("answers")
     op.drop_index("ix_calls_digest", "calls")
-    # not in a batch: SQLite would make the table anew, and with the old one every turn of its episodes would be deleted
+    # not in a batch: SQLite would rebuild the table, and with the old one every turn of its episodes would be deleted
     op.drop_column("episodes", "notice")
     op.drop_column("episodes", "agent")

@@ -49,7 +49,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Fails, and changes nothing, where a text is longer than its column was."""
+    """Fail, and change nothing, where a text is longer than its column was."""
     op.drop_table("writers")
     if op.get_bind().dialect.name == "postgresql":
         _alter(
@@ -61,7 +61,7 @@ def downgrade() -> None:
 
 
 def _alter(types: dict[str, dict[str, str]]) -> None:
-    """One statement for each table, which is written anew once."""
+    """One statement for each table, which is rebuilt once."""
     for table, columns in types.items():
         changes = ", ".join(
             f'ALTER COLUMN "{name}" TYPE {kind}' + ("" if "COLLATE" in kind else ' COLLATE "default"')

@@ -43,7 +43,7 @@ def _episodes() -> None:
 
 
 def _calls() -> None:
-    """An index on all digests found the replies of closed episodes too, as many as there ever were of a common one."""
+    """Add a partial index: one on all digests also found the replies of closed episodes, which may be many."""
     op.add_column("calls", sa.Column("open_to", _words(255), nullable=True))
     op.execute(
         "UPDATE calls SET open_to = (SELECT agent FROM episodes WHERE episodes.id = calls.episode_id) WHERE episode_id IN"
@@ -89,7 +89,7 @@ def downgrade() -> None:
     op.drop_index("ix_calls_open", "calls")
     op.create_index("ix_calls_episode", "calls", ["episode_id"])
     op.create_index("ix_calls_digest", "calls", ["digest"])
-    # not in a batch: SQLite would make the table anew, and with the old one every exchange of its calls would be deleted
+    # not in a batch: SQLite would rebuild the table, and with the old one every exchange of its calls would be deleted
     op.drop_column("calls", "open_to")
     for name in (*_BY, "unfinished", "closed", "created"):
         op.drop_index(f"ix_episodes_{name}", "episodes")

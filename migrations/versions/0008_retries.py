@@ -1,4 +1,4 @@
-"""Stores which call answers a request whose retry was begun anew.
+"""Stores which call answers a request whose retry was restarted.
 
 Revision: 0008, after 0007; created 2026-11-22 15:40:00.
 """

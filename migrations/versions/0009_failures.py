@@ -1,4 +1,4 @@
-"""Stores what agents and graders said when they failed.
+"""Stores the errors of agents and graders.
 
 Revision: 0009, after 0008; created 2026-11-22 21:25:00.
 """
@@ -20,5 +20,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # not in a batch: SQLite would make the table anew, and with the old one every turn of its episodes would be deleted
+    # not in a batch: SQLite would rebuild the table, and with the old one every turn of its episodes would be deleted
     op.drop_column("episodes", "error")

@@ -22,7 +22,7 @@ _INDICES = {
 
 
 def upgrade() -> None:
-    for name, length in (("agent", 255), ("asked_model", 255), ("labels", None)):
+    for name, length in (("agent", 255), ("asked_model", 255), ("labels", None)):  # codespell:ignore asked
         op.add_column("answers", sa.Column(name, _words(length), nullable=True))
     for name, (columns, where) in _INDICES.items():
         rows = sa.text(where)
@@ -37,5 +37,5 @@ def _words(length: int | None) -> sa.types.TypeEngine[str]:
 def downgrade() -> None:
     for name in _INDICES:
         op.drop_index(name, "answers")
-    for name in ("agent", "asked_model", "labels"):
+    for name in ("agent", "asked_model", "labels"):  # codespell:ignore asked
         op.drop_column("answers", name)

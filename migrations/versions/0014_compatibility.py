@@ -1,4 +1,4 @@
-"""The oldest build that works on the tables, so that one which does not know the newest revision can tell.
+"""The oldest build that works on the tables, so that one which does not know the newest revision can find out.
 
 Revision: 0014, after 0013; created 2026-11-24 08:10:00.
 """

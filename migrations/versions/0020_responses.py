@@ -17,7 +17,7 @@ _INDICES = {
     "ix_answers_agent": (["agent", "api", "created_at", "id"], "deleted_at IS NULL"),
     "ix_answers_unlisted": (["id"], "labels IS NULL"),
 }
-_COLUMNS = (("agent", 255), ("asked_model", 255), ("labels", None))
+_COLUMNS = (("agent", 255), ("asked_model", 255), ("labels", None))  # codespell:ignore asked
 
 
 def upgrade() -> None:

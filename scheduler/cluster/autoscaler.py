@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from scheduler.cluster.file import ElasticTable
-from scheduler.cluster.tags import Node
+from scheduler.cluster.tags import NodeInUse
 from scheduler.policies.elastic import (
     Change,
     Elastic,
@@ -39,7 +39,7 @@ class Autoscaler:
         self.ranks = ranks
         self.spare = 0
         """The number of nodes that may be used beyond those that the file requests."""
-        self.leaving: Node | None = None
+        self.leaving: NodeInUse | None = None
         """The node whose engines leave the gateway; their processes end afterwards."""
         self._progress = StepProgress()
         self._elastic = Elastic(settings.steps)
@@ -53,7 +53,7 @@ class Autoscaler:
         status: dict[str, Any],
         engines: Collection[str],
         more: tuple[int, int],
-        last: Node | None,
+        last: NodeInUse | None,
         more_ranks: Shift | None = None,
         fewer_ranks: Shift | None = None,
     ) -> str:
@@ -115,7 +115,7 @@ def _observation(now: float, status: dict[str, Any]) -> Observation:
     return Observation(now, status["version"], filling, len(at_work), trained)
 
 
-def _reason(step: Measured, change: Change | None, more: int, last: Node | None) -> str:
+def _reason(step: Measured, change: Change | None, more: int, last: NodeInUse | None) -> str:
     if change is None:
         return ""
     if change == "add":

@@ -9,12 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from headgate.extras import install_command
 from scheduler.cluster.errors import MissingRay
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Launcher
 from scheduler.cluster.machine import LocalLauncher
 from scheduler.cluster.supervisor import Supervisor
-from scheduler.cluster.tags import Assignment, Node
+from scheduler.cluster.tags import Assignment, NodeInUse
 
 
 def run(path: Path, check: bool) -> int:
@@ -22,7 +23,7 @@ def run(path: Path, check: bool) -> int:
     file = ClusterFile.load(path)
     console = Console(highlight=False, markup=False, soft_wrap=True)
 
-    def show(nodes: Sequence[Node], assignment: Assignment) -> None:
+    def show(nodes: Sequence[NodeInUse], assignment: Assignment) -> None:
         console.print(_table(file, nodes, assignment))
 
     supervisor = Supervisor(file, LAUNCHERS[file.cluster.launcher](file), console.print, show)
@@ -39,7 +40,7 @@ def _ray(file: ClusterFile) -> Launcher:
         if error.name != "ray":
             raise
         raise MissingRay(
-            "launcher = 'ray' needs Ray, an extra of headgate: pip install 'headgate[ray]'"
+            f"launcher = 'ray' needs Ray, an extra of headgate: {install_command('ray')}"
         ) from error
     return RayLauncher(file)
 
@@ -48,7 +49,7 @@ LAUNCHERS: dict[str, Callable[[ClusterFile], Launcher]] = {"local": LocalLaunche
 """The launchers by `[cluster] launcher`."""
 
 
-def _table(file: ClusterFile, nodes: Sequence[Node], assignment: Assignment) -> Table:
+def _table(file: ClusterFile, nodes: Sequence[NodeInUse], assignment: Assignment) -> Table:
     table = Table("node", "tags", "zone", "hardware", "has", "does", title=f"{file.cluster.name}: nodes")
     for node in nodes:
         has = node.discovered.capacity

@@ -1,4 +1,4 @@
-"""Errors of a cluster. Every message says how to fix it."""
+"""Errors of a cluster. Every message explains the fix."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from headgate.configuration import (
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.gateway_file import GatewayFile, table_of, tables_in
 from scheduler.cluster.sharing import SHARE, Memory
-from scheduler.cluster.tags import NODE_LABEL, TRAIN, Capacity, Group, Need
+from scheduler.cluster.tags import NODE_LABEL, TRAIN, Capacity, Need, NodeGroup
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
 """The name of a node or a group. A number is appended for each engine, and the result is the engine's name."""
@@ -279,11 +279,11 @@ class ClusterFile(Section):
         except ValidationError as error:
             raise BadFile("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 
-    def wanted(self) -> tuple[Group, ...]:
+    def wanted(self) -> tuple[NodeGroup, ...]:
         """Return the groups of nodes that the cluster needs."""
         local = self.cluster.launcher == "local"
         named = [
-            Group(
+            NodeGroup(
                 name,
                 node.tags,
                 node.zone or "",
@@ -298,8 +298,8 @@ class ClusterFile(Section):
         ]
         return (*named, *(self._group(group) for group in self.groups))
 
-    def _group(self, given: GroupTable) -> Group:
-        return Group(
+    def _group(self, given: GroupTable) -> NodeGroup:
+        return NodeGroup(
             given.name,
             given.tags,
             given.zone or "",

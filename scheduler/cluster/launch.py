@@ -73,7 +73,7 @@ def visible(jobs: Sequence[Job], own: Sequence[Sequence[str]]) -> list[dict[str,
     """Return the variable of visible GPUs for each job; nothing for a job without GPUs. `own`: the GPUs of each job.
 
     Jobs that start together on one node see the GPUs of all of them, in order, so that the n-th rank of a node uses the n-th
-    visible GPU, as LOCAL_RANK says.
+    visible GPU, by LOCAL_RANK.
     """
     variables = []
     for job, devices in zip(jobs, own, strict=True):

@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from headgate.processes.supervised import (
+    Report,
     Restarts,
-    Say,
     SupervisedProcess,
 )
 from scheduler.cluster.file import ClusterFile, TrainerTable
 from scheduler.cluster.launch import Job, Launcher, Running
-from scheduler.cluster.tags import Need, Node, Placement, assign, rank_counts
+from scheduler.cluster.tags import Need, NodeInUse, Placement, assign, rank_counts
 from scheduler.policies.elastic import Shift
 
 
@@ -31,7 +31,7 @@ class Ranks:
         launcher: Launcher,
         placements: Callable[[], Sequence[Placement]],
         restarts: Restarts,
-        report: Say,
+        report: Report,
     ) -> None:
         """`placements` returns those of all ranks, in order; it raises ClusterError if one is missing."""
         self._table, self._need = table, need
@@ -80,7 +80,7 @@ class RankCounts:
     """The possible numbers of the trainer's ranks."""
 
     def __init__(self, file: ClusterFile, unit: int = 1) -> None:
-        """`unit`: every number above the first is a multiple of it."""
+        """Use only multiples of `unit` as numbers above the first."""
         self._engine, self._trainer, self._unit = file.engine_need, file.trainer_need, unit
         self._least = file.trainer.ranks if file.trainer is not None else 1
         self._most = file.elastic.ranks if file.elastic is not None else None
@@ -90,14 +90,14 @@ class RankCounts:
         """True if the number may change."""
         return self._trainer is not None and self._most is not None
 
-    def of(self, nodes: Sequence[Node]) -> list[int]:
+    def of(self, nodes: Sequence[NodeInUse]) -> list[int]:
         """Return the numbers of ranks that are possible on these nodes, in ascending order."""
         if self._trainer is None or self._most is None:
             return [self._least]
         return rank_counts(nodes, self._engine, self._trainer, self._least, self._most, self._unit)
 
     def shifts(
-        self, nodes: Sequence[Node], placements: Sequence[Placement]
+        self, nodes: Sequence[NodeInUse], placements: Sequence[Placement]
     ) -> tuple[Shift | None, Shift | None]:
         """Return the shifts by which training gets a node more and a node fewer, from the present placements."""
         counts, now = self.of(nodes), len(placements)
@@ -105,7 +105,9 @@ class RankCounts:
         fewer = next((count for count in reversed(counts) if count < now), None)
         return self._shift(nodes, placements, more), self._shift(nodes, placements, fewer)
 
-    def _shift(self, nodes: Sequence[Node], before: Sequence[Placement], count: int | None) -> Shift | None:
+    def _shift(
+        self, nodes: Sequence[NodeInUse], before: Sequence[Placement], count: int | None
+    ) -> Shift | None:
         if count is None:
             return None
         after = assign(nodes, self._engine, self._trainer, count).ranks

@@ -18,7 +18,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from headgate.processes.supervised import Ended
+from headgate.processes.supervised import ProcessEnded
 from scheduler.cluster.errors import ClusterError, NodeLost, Refused, Unsatisfied
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running, visible
@@ -44,12 +44,12 @@ class RayRunning:
         self._actor = actor
         self._group = group
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> ProcessEnded:
         try:
             status, last_lines = await self._actor.wait.remote()
         except RayError as error:
-            return Ended(-9, f"node {self._node} or its actor is lost: {_first_line(error)}")
-        return Ended(status, last_lines)
+            return ProcessEnded(-9, f"node {self._node} or its actor is lost: {_first_line(error)}")
+        return ProcessEnded(status, last_lines)
 
     async def stop(self, grace_s: float) -> None:
         try:

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import httpx
 
-from headgate.processes.supervised import Say
+from headgate.processes.supervised import Report
 from scheduler.cluster.gateway_file import GatewayFile
-from scheduler.cluster.tags import TRAIN, Node
+from scheduler.cluster.tags import TRAIN, NodeInUse
 
 _ADMIN = "/admin/v1"
 _ANSWER_S = 10.0
@@ -34,7 +34,7 @@ class Address:
 class Registry:
     """The admin API of the cluster's gateway."""
 
-    def __init__(self, gateway: GatewayFile, report: Say, unlent: frozenset[str] = frozenset()) -> None:
+    def __init__(self, gateway: GatewayFile, report: Report, unlent: frozenset[str] = frozenset()) -> None:
         """`unlent`: tags that are not sent to the gateway."""
         headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
         self._http = httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, timeout=_ANSWER_S)
@@ -59,7 +59,10 @@ class Registry:
             return False
 
     async def update(
-        self, nodes: Sequence[Node], engines: Mapping[str, Address], claimed: Collection[str] | None = None
+        self,
+        nodes: Sequence[NodeInUse],
+        engines: Mapping[str, Address],
+        claimed: Collection[str] | None = None,
     ) -> bool:
         """Register these nodes and engines. Return True once the gateway has exactly these.
 
@@ -88,7 +91,7 @@ class Registry:
         except (httpx.HTTPError, ValueError):
             return None
 
-    async def _update_nodes(self, nodes: Sequence[Node], claimed: Collection[str] | None) -> None:
+    async def _update_nodes(self, nodes: Sequence[NodeInUse], claimed: Collection[str] | None) -> None:
         answer = await self._http.get(f"{_ADMIN}/nodes")
         answer.raise_for_status()
         known = {row["name"]: set(row["tags"]) for row in answer.json()["nodes"]}
@@ -138,7 +141,7 @@ class Registry:
         return False
 
 
-def _row(node: Node, tags: Collection[str]) -> dict[str, Any]:
+def _row(node: NodeInUse, tags: Collection[str]) -> dict[str, Any]:
     capacity = node.discovered.capacity
     return {
         "name": node.name,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduler.cluster.errors import OutOfMemory
-from scheduler.cluster.tags import Assignment, Node
+from scheduler.cluster.tags import Assignment, NodeInUse
 
-AWAY_GB = 1.5
+IDLE_GB = 1.5
 """GB that a process keeps on a GPU after it has freed its memory: libraries and queues. Assumed, not measured."""
 SHARE = 0.92
 """vLLM's default of `--gpu-memory-utilization`."""
@@ -25,7 +25,7 @@ class Need:
     """The memory of one process on its GPU, while it works and while another does."""
 
     work_gb: float
-    away_gb: float = AWAY_GB
+    idle_gb: float = IDLE_GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ def fit(gpu_gb: float, engine: Need, trainer: Need) -> Fit:
     sums = f"engine {engine.work_gb:.1f} + trainer {trainer.work_gb:.1f} = {both:.1f} GiB"
     if both <= gpu_gb:
         return Fit("together", f"{sums} of {gpu_gb:.1f}")
-    sampling, training = engine.work_gb + trainer.away_gb, trainer.work_gb + engine.away_gb
+    sampling, training = engine.work_gb + trainer.idle_gb, trainer.work_gb + engine.idle_gb
     kind: Kind = "in turn" if max(sampling, training) <= gpu_gb else "not at all"
     turns = (
-        f"while the engine works {engine.work_gb:.1f} + {trainer.away_gb:.1f} = {sampling:.1f} GiB, while the trainer does"
-        f" {trainer.work_gb:.1f} + {engine.away_gb:.1f} = {training:.1f} GiB, of {gpu_gb:.1f}"
+        f"while the engine works {engine.work_gb:.1f} + {trainer.idle_gb:.1f} = {sampling:.1f} GiB, while the trainer does"
+        f" {trainer.work_gb:.1f} + {engine.idle_gb:.1f} = {training:.1f} GiB, of {gpu_gb:.1f}"
     )
     return Fit(kind, f"{sums} of {gpu_gb:.1f} together; {turns}")
 
@@ -68,19 +68,18 @@ class Memory:
     """True if the trainer claims and releases its nodes."""
 
     def engine(self, gpu_gb: float) -> Need:
-        """Return the need of an engine on one of its GPUs."""
         work = self.share * gpu_gb if self.engine_gb is None else self.engine_gb
-        return Need(work, AWAY_GB if self.sleeps and self.turns else work)
+        return Need(work, IDLE_GB if self.sleeps and self.turns else work)
 
     @property
     def trainer(self) -> Need | None:
         """The need of a rank on its GPU; None: unknown."""
         if self.trainer_gb is None:
             return None
-        return Need(self.trainer_gb, AWAY_GB if self.offloads and self.turns else self.trainer_gb)
+        return Need(self.trainer_gb, IDLE_GB if self.offloads and self.turns else self.trainer_gb)
 
 
-def shared_nodes(nodes: Sequence[Node], assignment: Assignment, memory: Memory) -> list[str]:
+def shared_nodes(nodes: Sequence[NodeInUse], assignment: Assignment, memory: Memory) -> list[str]:
     """Return a line for each node on whose GPUs both engines and ranks run. Raise OutOfMemory if they do not fit."""
     lines = []
     for node in nodes:
@@ -102,14 +101,14 @@ def shared_nodes(nodes: Sequence[Node], assignment: Assignment, memory: Memory) 
     return lines
 
 
-def _check_alone(node: Node, what: str, need: Need, gpu_gb: float, key: str) -> None:
+def _check_alone(node: NodeInUse, what: str, need: Need, gpu_gb: float, key: str) -> None:
     if need.work_gb > gpu_gb:
         raise OutOfMemory(
             f"node {node.name}: {what} needs {need.work_gb:.1f} GiB of a GPU ({key}), which has {gpu_gb:.1f}"
         )
 
 
-def _shared(node: Node, gpu_gb: float, memory: Memory) -> str:
+def _shared(node: NodeInUse, gpu_gb: float, memory: Memory) -> str:
     """Describe how an engine and a rank share a GPU. Raise OutOfMemory."""
     if memory.trainer is None:
         return (

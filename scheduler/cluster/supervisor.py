@@ -27,7 +27,7 @@ from headgate.processes.slow import SILENT_S, reported
 from headgate.processes.supervised import (
     Budget,
     Child,
-    Say,
+    Report,
     SupervisedProcess,
 )
 from scheduler.cluster import preflight, sharing
@@ -42,7 +42,7 @@ from scheduler.cluster.tags import (
     TRAIN,
     Assignment,
     Capacity,
-    Node,
+    NodeInUse,
     Placement,
     assign,
     beyond,
@@ -53,11 +53,11 @@ from scheduler.cluster.tags import (
 )
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-Show = Callable[[Sequence[Node], Assignment], None]
+Show = Callable[[Sequence[NodeInUse], Assignment], None]
 
 
 @dataclass(slots=True)
-class Engine:
+class RunningEngine:
     """An engine that should run, and the task that supervises it."""
 
     placement: Placement
@@ -68,7 +68,7 @@ class Engine:
 class Supervisor:
     """Runs a cluster; `check` only shows it."""
 
-    def __init__(self, file: ClusterFile, launcher: Launcher, report: Say, show: Show) -> None:
+    def __init__(self, file: ClusterFile, launcher: Launcher, report: Report, show: Show) -> None:
         """`report` prints a line, `show` a table of nodes. Raise BadFile for unusable files of the gateway or the trainer."""
         self.gateway = GatewayFile.read(file.gateway.config, file.engine.model)
         self._groups = file.wanted()
@@ -85,12 +85,12 @@ class Supervisor:
         self._file = file
         self._launcher = launcher
         self._report, self._show = report, show
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, RunningEngine] = {}
         self._all: WeakSet[SupervisedProcess[Any]] = WeakSet()
         """All supervised processes, also those that are stopping."""
         self._names: dict[str, str] = {}
         """The names of the nodes in use, by id, in the order in which they joined."""
-        self._nodes: list[Node] = []
+        self._nodes: list[NodeInUse] = []
         self._assignment = Assignment((), ())
         self._widest: tuple[Placement, ...] = ()
         """The placements of the greatest number of ranks."""
@@ -221,7 +221,7 @@ class Supervisor:
     def _spare(self) -> int | None:
         return None if self._autoscaler is None else self._autoscaler.spare
 
-    def _place(self, nodes: list[Node]) -> None:
+    def _place(self, nodes: list[NodeInUse]) -> None:
         file, counts = self._file, self._counts.of(nodes)
         most = self._autoscaler.ranks if self._autoscaler is not None else counts[0]
         ranks = max((count for count in counts if count <= most), default=counts[0])
@@ -232,7 +232,7 @@ class Supervisor:
         self._nodes = nodes
         self._names = self._in_order(nodes)
 
-    def _in_order(self, nodes: Sequence[Node]) -> dict[str, str]:
+    def _in_order(self, nodes: Sequence[NodeInUse]) -> dict[str, str]:
         """Return the names of nodes by id, in the order in which they joined."""
         names = {node.discovered.id: node.name for node in nodes}
         return {id_: names[id_] for id_ in (*self._names, *names) if id_ in names}
@@ -241,7 +241,7 @@ class Supervisor:
         """Use the present nodes, and report those that joined and left."""
         self._use(match(self._groups, await self._launcher.discover(), self._names, self._spare))
 
-    def _use(self, nodes: list[Node]) -> None:
+    def _use(self, nodes: list[NodeInUse]) -> None:
         """Use these nodes from now on. Report processes that cannot be placed any more, and continue with the others."""
         now = {node.discovered.id: node.name for node in nodes}
         joined = sorted(name for id_, name in now.items() if id_ not in self._names)
@@ -299,7 +299,7 @@ class Supervisor:
                 self._all.add(process)
                 task = asyncio.create_task(process.run(), name=name)
                 task.add_done_callback(partial(self._on_engine_ended, name))
-                self._engines[name] = Engine(placement, process, task)
+                self._engines[name] = RunningEngine(placement, process, task)
         failed = [engine for engine in self._engines.values() if engine.task.done()]
         if self._engines and len(failed) == len(self._engines):
             raise GivenUp("all engines failed permanently; see their logs")
@@ -401,7 +401,7 @@ class Supervisor:
         """The tags of the trainer's nodes."""
         return frozenset(self._file.trainer.tags if self._file.trainer is not None else (TRAIN,))
 
-    def _engines_on(self, node: Node) -> set[str]:
+    def _engines_on(self, node: NodeInUse) -> set[str]:
         return {
             name
             for name, engine in self._engines.items()

@@ -59,7 +59,7 @@ class DiscoveredNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class NodeGroup:
     """Nodes of one kind that the cluster file requests."""
 
     name: str
@@ -95,11 +95,11 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeInUse:
     """A node in use, and its group."""
 
     name: str
-    group: Group
+    group: NodeGroup
     discovered: DiscoveredNode
 
     @property
@@ -116,7 +116,7 @@ class Need:
     tags: frozenset[str]
     capacity: Capacity = Capacity()
 
-    def on(self, group: Group) -> Need:
+    def on(self, group: NodeGroup) -> Need:
         """Return the need of an engine on a node of this group."""
         if group.engine_gpus is None:
             return self
@@ -128,7 +128,7 @@ class Placement:
     """The node and resources of one process."""
 
     name: str
-    node: Node
+    node: NodeInUse
     number: int
     """The number among the processes of its kind on the node, from 0."""
     devices: tuple[int, ...] = ()
@@ -142,7 +142,7 @@ class Assignment:
     engines: tuple[Placement, ...]
     ranks: tuple[Placement, ...]
 
-    def roles(self, node: Node) -> str:
+    def roles(self, node: NodeInUse) -> str:
         """Return the roles of a node, in words."""
         engines = sum(place.node == node for place in self.engines)
         ranks = [str(rank) for rank, place in enumerate(self.ranks) if place.node == node]
@@ -152,11 +152,11 @@ class Assignment:
 
 
 def match(
-    groups: Sequence[Group],
+    groups: Sequence[NodeGroup],
     found: Sequence[DiscoveredNode],
     names: Mapping[str, str],
     spare: int | None = None,
-) -> list[Node]:
+) -> list[NodeInUse]:
     """Return the nodes of the groups. Groups with more labels choose first, and a node stays in its group.
 
     `names`: the names of nodes that are in use, by id. `spare`: the number of nodes in use beyond the groups' counts; None: all.
@@ -177,11 +177,13 @@ def match(
         chosen[group.name] += more
         free = [s for s in free if s not in more]
         left = None if left is None else left - len(more)
-    return [Node(_name(group, s), group, s) for group in groups for s in chosen[group.name][: group.most]]
+    return [
+        NodeInUse(_name(group, s), group, s) for group in groups for s in chosen[group.name][: group.most]
+    ]
 
 
 def next_spare(
-    groups: Sequence[Group], found: Sequence[DiscoveredNode], names: Mapping[str, str], spare: int
+    groups: Sequence[NodeGroup], found: Sequence[DiscoveredNode], names: Mapping[str, str], spare: int
 ) -> tuple[int, int]:
     """Return the least number of further spare nodes with engines, and the number of their engines; (0, 0) without such nodes."""
     for more in range(1, len(found) + 1):
@@ -191,14 +193,16 @@ def next_spare(
     return 0, 0
 
 
-def beyond(nodes: Sequence[Node]) -> int:
+def beyond(nodes: Sequence[NodeInUse]) -> int:
     """Return the number of nodes beyond those that their groups need."""
     groups = {node.group.name: node.group for node in nodes}
     have = Counter(node.group.name for node in nodes)
     return sum(max(have[name] - group.count, 0) for name, group in groups.items())
 
 
-def last_spare(nodes: Sequence[Node], joined: Sequence[str], trainer: frozenset[str]) -> Node | None:
+def last_spare(
+    nodes: Sequence[NodeInUse], joined: Sequence[str], trainer: frozenset[str]
+) -> NodeInUse | None:
     """Return the node with engines that joined last, of groups with more nodes than they need.
 
     `joined`: ids, in order. `trainer`: the tags of the trainer's nodes, which are never given back.
@@ -209,7 +213,9 @@ def last_spare(nodes: Sequence[Node], joined: Sequence[str], trainer: frozenset[
     return next((node for node in free if not trainer <= node.tags), None)
 
 
-def check_counts(groups: Sequence[Group], found: Sequence[DiscoveredNode], nodes: Sequence[Node]) -> None:
+def check_counts(
+    groups: Sequence[NodeGroup], found: Sequence[DiscoveredNode], nodes: Sequence[NodeInUse]
+) -> None:
     """Raise Unsatisfied if a group has fewer nodes than it needs."""
     for group in groups:
         have = sum(node.group == group for node in nodes)
@@ -232,7 +238,7 @@ def check_counts(groups: Sequence[Group], found: Sequence[DiscoveredNode], nodes
         )
 
 
-def assign(nodes: Sequence[Node], engine: Need, trainer: Need | None, ranks: int = 1) -> Assignment:
+def assign(nodes: Sequence[NodeInUse], engine: Need, trainer: Need | None, ranks: int = 1) -> Assignment:
     """Place every engine and every rank of the trainer. Raise Unsatisfied."""
     engines = tuple(place for node in nodes for place in _engines(node, engine.on(node.group)))
     if not engines:
@@ -240,7 +246,7 @@ def assign(nodes: Sequence[Node], engine: Need, trainer: Need | None, ranks: int
     return Assignment(engines, _ranks(nodes, engine, trainer, ranks) if trainer is not None else ())
 
 
-def _engines(node: Node, need: Need) -> list[Placement]:
+def _engines(node: NodeInUse, need: Need) -> list[Placement]:
     count = node.group.engines
     if not count:
         return []
@@ -253,7 +259,7 @@ def _engines(node: Node, need: Need) -> list[Placement]:
     return [Placement(f"{node.name}-{i}", node, i, _devices(need, i)) for i in range(count)]
 
 
-def _ranks(nodes: Sequence[Node], engine: Need, need: Need, ranks: int) -> tuple[Placement, ...]:
+def _ranks(nodes: Sequence[NodeInUse], engine: Need, need: Need, ranks: int) -> tuple[Placement, ...]:
     """Place ranks on nodes without engines first; fill each node before the next."""
     able = [node for node in nodes if need.tags <= node.tags]
     if not able:
@@ -275,13 +281,13 @@ def _ranks(nodes: Sequence[Node], engine: Need, need: Need, ranks: int) -> tuple
     return tuple(placed)
 
 
-def _room(node: Node, need: Need) -> str:
+def _room(node: NodeInUse, need: Need) -> str:
     capacity = node.discovered.capacity
     return capacity.lacks(need.capacity) or f"room for {capacity.holds(need.capacity)}"
 
 
 def rank_counts(
-    nodes: Sequence[Node], engine: Need, need: Need, least: int, most: int, unit: int = 1
+    nodes: Sequence[NodeInUse], engine: Need, need: Need, least: int, most: int, unit: int = 1
 ) -> list[int]:
     """Return the numbers of ranks from `least` to `most` that use whole nodes, and `least` itself.
 
@@ -303,7 +309,7 @@ def _devices(need: Need, number: int) -> tuple[int, ...]:
     return tuple(range(number * each, (number + 1) * each))
 
 
-def _why_none(nodes: Sequence[Node], need: Need) -> str:
+def _why_none(nodes: Sequence[NodeInUse], need: Need) -> str:
     lacking = [tag for tag in sorted(need.tags) if not any(tag in node.tags for node in nodes)]
     tags = "; ".join(f"{node.name}: {', '.join(sorted(node.tags)) or 'no tags'}" for node in nodes)
     if not nodes:
@@ -313,7 +319,7 @@ def _why_none(nodes: Sequence[Node], need: Need) -> str:
     return f"no node has all of the tags {', '.join(sorted(need.tags))}, and engines ({tags})"
 
 
-def _name(group: Group, found: DiscoveredNode) -> str:
+def _name(group: NodeGroup, found: DiscoveredNode) -> str:
     return group.name if group.most == 1 else f"{group.name}-{found.id[:8]}"
 
 

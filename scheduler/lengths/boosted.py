@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from headgate.extras import install_command
 from scheduler.lengths.base import Features, Prediction
 from scheduler.lengths.encoding import Encoded, Encoder, Row
 from scheduler.lengths.history import History
@@ -63,7 +64,7 @@ def _import_lightgbm() -> Any:
         _load_openmp()
         import lightgbm
     except (ImportError, OSError) as error:
-        raise ImportError(f"the ranker `boosted` needs `pip install 'headgate[lengths]'`: {error}") from error
+        raise ImportError(f"the ranker `boosted` needs `{install_command('lengths')}`: {error}") from error
     return lightgbm
 
 

@@ -1,7 +1,7 @@
 """The numbers by which a call is predicted: from its prompt, and from earlier calls.
 
 All values are logarithms of lengths, since lengths differ by factors. A history is the mean by which calls with the same key were
-longer than calls of the same turn. With few calls it is shrunk towards the expectation without them. Tokens and pairs of tokens
+longer than calls of the same turn. With few calls it is shrunk toward the expectation without them. Tokens and pairs of tokens
 of the prompt are hashed to words, and each word has a history. A few columns summarize the words of a prompt, so that few calls
 suffice to fit them. Further columns count the words, hashed once more, and have the lengths of tasks with similar prompts.
 """
@@ -55,7 +55,7 @@ class Encoded:
     """All features, shape (`Encoder.width`,)."""
 
     def shrunk(self, more: float) -> list[float]:
-        """Return the expectation of each history, shrunk towards the one before it; `more` is that of the prompt."""
+        """Return the expectation of each history, shrunk toward the one before it; `more` is that of the prompt."""
         expected = []
         for total, count in self.past:
             more = (total + _PRIOR * more) / (count + _PRIOR)

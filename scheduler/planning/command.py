@@ -18,7 +18,7 @@ from scheduler.planning.profile import BadProfile, Profile
 from scheduler.planning.runs import BadRun, runs_of, timeline_from
 
 _WIDTH = 150
-"""Columns of a table where stdout is no terminal."""
+"""Columns of a table where stdout is not a terminal."""
 
 
 def plan(
@@ -29,7 +29,7 @@ def plan(
     nodes: int | None,
     out: Path | None,
 ) -> dict[str, Any]:
-    """Show a plan for a profile, or for a run, and answers it as JSON. Raise BadProfile or BadRun."""
+    """Show a plan for a profile, or for a run, and return it as JSON. Raise BadProfile or BadRun."""
     fit: Fit | None = None
     if run is not None:
         try:
@@ -59,8 +59,8 @@ def plan(
         )
     for line in basis:
         console.print(f"from: {line}", highlight=False, soft_wrap=True)
-    said: dict[str, Any] = {"memory": asdict(fit)} if fit is not None else {}
-    return report.summary(plans, basis) | said | (_drawn(plans[0], out) if out else {})
+    summary: dict[str, Any] = {"memory": asdict(fit)} if fit is not None else {}
+    return report.summary(plans, basis) | summary | (_drawn(plans[0], out) if out else {})
 
 
 def _drawn(best: report.Plan, out: Path) -> dict[str, str]:

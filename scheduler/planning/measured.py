@@ -1,8 +1,8 @@
 """A profile from a recorded run: what its nodes did, and what is recorded of calls and of engines' speed.
 
-Training's seconds are those of the timeline, divided evenly over nodes: one run says nothing of how training scales. So is
-generation's, unless the recording has engines' coefficients (`Fitted`) and calls: then it is an engine's model, times the factor
-by which the run's own nodes were slower or faster than the model says, because agents think and wait between calls.
+Training's seconds are those of the timeline, divided evenly over nodes: one run does not show how training scales. So is
+generation's, unless the recording has engines' coefficients (`SpeedFitted`) and calls: then it is a model times a factor
+by which the run's own nodes were slower or faster than the model predicts, because agents think and wait between calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Call:
 
 
 def site_of(runs: Sequence[Run], timeline: Timeline, nodes: int | None = None) -> tuple[Site, list[str]]:
-    """Return the site that ran it, or one of so many such nodes, and what the plan rests on, in words. Raise BadProfile.
+    """Return the site that ran it, or one of `nodes` such nodes, and the basis of the plan, in words. Raise BadProfile.
 
     `timeline`: of the same runs, from the first step to the end of the last.
     """
@@ -46,13 +46,13 @@ def site_of(runs: Sequence[Run], timeline: Timeline, nodes: int | None = None) -
         generation = replace(model, factor=rollout / predicted)
         basis.append(
             f"{model.samples} calls a step, {model.prompt:.0f} + {model.reply:.0f} tokens, the longest {model.longest:.0f};"
-            f" measured {rollout / predicted:.2f} times what the engines' model says"
+            f" measured {rollout / predicted:.2f} times the prediction of the engines' model"
         )
     else:
         basis.append(
             "rollout is divided evenly over nodes: the recording has no calls, or no coefficients of engines"
         )
-    basis.append("training is divided evenly over nodes: one run does not say how it scales")
+    basis.append("training is divided evenly over nodes: one run does not show how it scales")
     pool = Pool(nodes or len(timeline.nodes))
     return Site(generation, Points(((1, train),), trains=True), pool), basis
 
@@ -82,7 +82,7 @@ def _facts(
     runs: Sequence[Run], timeline: Timeline
 ) -> tuple[list[_Call], dict[str, dict[str, Any]], int, int]:
     """Call that were over within the timeline, the last coefficients of each engine, how many engines had calls, and the most
-    calls that one of them had at once."""
+    concurrent calls of one of them."""
     calls: dict[str, _Call] = {}
     fitted: dict[str, dict[str, Any]] = {}
     inside: dict[str, set[str]] = {}
@@ -101,7 +101,7 @@ def _facts(
                 where[value["call"]] = value["engine"]
                 inside.setdefault(value["engine"], set()).add(value["call"])
                 most = max(most, len(inside[value["engine"]]))
-            case "Fitted":
+            case "SpeedFitted":
                 fitted[value["engine"]] = value
     over = [
         c for c in calls.values() if timeline.start_s < c.over_s <= timeline.end_s and c.length > c.prompt

@@ -19,8 +19,8 @@ from typing import Any
 
 from scheduler.planning.timeline import Kind, Step, Timeline, intervals_of
 
-_ENGINE = ("Do", "Done", "Opened", "Closed", "Asleep", "Removed", "Added")
-_BATCH = ("Leased", "BufferReady", "Published", "Ended", "Consume")
+_ENGINE = ("StepCommand", "StepResult", "Opened", "Closed", "Asleep", "Removed", "Added")
+_BATCH = ("Leased", "BufferReady", "Published", "UpdateResult", "Consume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +179,15 @@ class Nodes:
     def _on_engine(self, value: dict[str, Any]) -> set[str]:
         engine = self._engine(value["engine"])
         match value["type"], value.get("step"):
-            case ("Opened", _) | ("Done", "open") if value.get("ok", True):
+            case ("Opened", _) | ("StepResult", "open") if value.get("ok", True):
                 engine.phase = "rollout"
-            case ("Do", "stop" | "quarantine") | ("Done", "stop" | "sleep") | ("Asleep" | "Removed", _):
+            case (
+                ("StepCommand", "stop" | "quarantine")
+                | ("StepResult", "stop" | "sleep")
+                | ("Asleep" | "Removed", _)
+            ):
                 self._rest(engine)
-            case "Do", _:
+            case "StepCommand", _:
                 engine.phase = "switching"
             case "Closed", _ if engine.phase == "rollout":
                 self._rest(engine)
@@ -259,7 +263,7 @@ def _kind_without_metrics(trainer: _Trainer, event: str) -> Kind:
     """Return the state of a trainer without metrics after an event of the ledger or of an update."""
     if event == "Published" and trainer.leased >= 0:
         return "switching"
-    if event in ("Ended", "Consume", "Published"):
+    if event in ("UpdateResult", "Consume", "Published"):
         return "idle"
     trained = {step.number for step in trainer.steps[-1:]}
     begins = 0 <= trainer.leased <= trainer.complete and trainer.leased not in trained

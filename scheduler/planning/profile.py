@@ -58,7 +58,7 @@ class GenerationSettings(Section):
     engines: int = Field(1, ge=1, le=1024)
     """Engines per node."""
     max_running: int = Field(256, ge=1, le=1_000_000)
-    """Replies that an engine samples at once."""
+    """Replies that an engine samples concurrently."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -86,7 +86,7 @@ class TrainingSettings(Section):
 
 
 class HardwareSettings(Section):
-    """`[hardware.NAME]`: a kind of node, beside the one on which the stages were measured."""
+    """`[hardware.NAME]`: a kind of node other than the one on which the stages were measured."""
 
     cost: Positive = 1.0
     """The cost of a node, relative to that one."""
@@ -112,18 +112,18 @@ class MemorySettings(Section):
     """The memory of one GPU."""
     engine_gb: Positive
     """While it samples."""
-    engine_asleep_gb: NotNegative = sharing.AWAY_GB
+    engine_asleep_gb: NotNegative = sharing.IDLE_GB
     """The part that it keeps while it sleeps; with `[engine] sleep = "pause"` all of it."""
     trainer_gb: Positive
     """A rank's memory while it computes: `trainer plan-memory` predicts it."""
-    trainer_away_gb: NotNegative = sharing.AWAY_GB
+    trainer_idle_gb: NotNegative = sharing.IDLE_GB
     """The part that a rank keeps while its weights are offloaded."""
 
     @property
     def fit(self) -> sharing.Fit:
         """How engine and trainer fit on a GPU."""
         engine = sharing.Need(self.engine_gb, self.engine_asleep_gb)
-        return sharing.fit(self.gpu_gb, engine, sharing.Need(self.trainer_gb, self.trainer_away_gb))
+        return sharing.fit(self.gpu_gb, engine, sharing.Need(self.trainer_gb, self.trainer_idle_gb))
 
 
 class Profile(Section):

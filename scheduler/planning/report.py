@@ -1,4 +1,4 @@
-"""A plan: the best split of each way to divide the work, its neighbours, and what it is worth under other loads."""
+"""A plan: the best split of each way to divide the work, its neighbors, and its value under other loads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.policies.allocation import SENSITIVITY, Sensitivity, Site, Split, neighbours, sensitivity
+from scheduler.policies.allocation import SENSITIVITY, Sensitivity, Site, Split, neighbors, sensitivity
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Plan:
     name: str
     site: Site
     best: Split
-    neighbours: list[Split]
+    neighbors: list[Split]
     sensitivity: list[Sensitivity]
 
 
@@ -26,7 +26,7 @@ def plans_of(sites: Mapping[str, Site]) -> list[Plan]:
     found = []
     for name, site in sites.items():
         best = site.best()
-        found.append(Plan(name, site, best, neighbours(site, best), sensitivity(site, best)))
+        found.append(Plan(name, site, best, neighbors(site, best), sensitivity(site, best)))
     return sorted(found, key=lambda plan: plan.best.order)
 
 
@@ -42,8 +42,8 @@ HEADER = (
 
 
 def rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield the best split, its neighbours, and what would be best under each load."""
-    for split in [plan.best, *plan.neighbours]:
+    """Yield the best split, its neighbors, and the best split under each load."""
+    for split in [plan.best, *plan.neighbors]:
         under = [plan.site.split(split.rollout, split.train, load).step_s for load in SENSITIVITY.values()]
         yield (
             f"{split.rollout} + {split.train}" + (" (best)" if split is plan.best else ""),
@@ -69,7 +69,7 @@ def summary(plans: list[Plan], basis: list[str]) -> dict[str, Any]:
             }
             for one in plans[0].sensitivity
         },
-        "neighbours": [_split(split) for split in plans[0].neighbours],
+        "neighbors": [_split(split) for split in plans[0].neighbors],
         "others": [_split(plan.best) | {"site": plan.name} for plan in plans[1:]],
         "basis": basis,
     }
@@ -87,7 +87,7 @@ def _split(split: Split) -> dict[str, Any]:
 
 
 def picture(plan: Plan, path: Path) -> None:
-    """Write a PNG: a step's seconds by the number of nodes that sample. Needs matplotlib; raises ImportError without it."""
+    """Write a PNG: a step's seconds by the number of nodes that sample. Needs matplotlib; raise ImportError without it."""
     import matplotlib
 
     matplotlib.use("Agg")

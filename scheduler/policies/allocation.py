@@ -36,7 +36,7 @@ class Stage(Protocol):
     """Seconds that sampling, or training, of one batch takes."""
 
     def seconds(self, nodes: int, load: Load) -> float:
-        """On so many nodes, at least 1."""
+        """On this many nodes, at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Points:
 class Sampling:
     """Generation by StreamRL's latency of an instance, PTL(BS) * L * ceil(M / BS), with the time of a decode step as PTL.
 
-    The longest reply, sampled alone, is the least that it can take, over the batches that are generated meanwhile.
+    The time of the longest reply, sampled alone, is the lower bound, divided by the number of batches generated in parallel.
     """
 
     engine: EngineModel
@@ -83,11 +83,11 @@ class Sampling:
     engines: int = 1
     """Engines per node."""
     most: int = 256
-    """Replies that an engine samples at once."""
+    """Replies that an engine samples concurrently."""
     batches: int = 1
     """Batches that the longest reply may take: one more than the bound on staleness."""
     factor: float = 1.0
-    """The measured time divided by the modelled one."""
+    """The measured time divided by the modeled one."""
 
     def seconds(self, nodes: int, load: Load) -> float:
         each = math.ceil(self.samples / (nodes * self.engines))
@@ -188,11 +188,11 @@ class Site:
         return min((self._best_with(x, training, load) for x in counts), key=lambda split: split.order)
 
     def best_with(self, rollout: int, load: Load = AS_MEASURED) -> Split:
-        """Return the best split in which so many nodes sample."""
+        """Return the best split in which `rollout` nodes sample."""
         return self._best_with(rollout, self._training_records(load), load)
 
     def _best_with(self, rollout: int, training: Sequence[tuple[int, float]], load: Load) -> Split:
-        """Return the fewest nodes that train as fast as so many sample; where none do, the fewest that are fastest."""
+        """Return the fewest nodes that train as fast as `rollout` nodes sample; if none do, the fewest that are fastest."""
         most = self.train.nodes if self.train else self.rollout.nodes - rollout
         able = training[: bisect_left(training, most + 1, key=lambda record: record[0])]
         generation_s = self.split(rollout, 1, load).generation_s
@@ -213,7 +213,7 @@ def _records(seconds: Sequence[float]) -> list[tuple[int, float]]:
     return found
 
 
-def neighbours(site: Site, split: Split) -> list[Split]:
+def neighbors(site: Site, split: Split) -> list[Split]:
     """Return the splits that differ by one node, or by one that changes sides."""
     moves = [(-1, 1), (-1, 0), (0, -1), (0, 1), (1, 0), (1, -1)]
     pairs = [(split.rollout + x, split.train + y) for x, y in moves]

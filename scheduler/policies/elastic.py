@@ -13,7 +13,7 @@ At constant W and T_train the two never alternate if the unit that was added las
 there are N = n + m engines, and W / (N - m) = W / n > W / (n + m) >= T_train: not given back. Once one is given back W / n <
 T_train for the n that are left, and a unit of any size makes that less: none is added. Between the two lies a whole unit.
 
-A node that may do both can go over to training, so that r ranks become r' > r, and training takes T_train r / r' if it is divided
+A node that may do both can switch to training, so that r ranks become r' > r, and training takes T_train r / r' if it is divided
 evenly; or come back from there. It does if all that this saves is saved, as the other stage is still no longer:
 
     train on a node of m engines more while      W / (n - m) <= T_train r / r'
@@ -23,7 +23,7 @@ These two do not alternate either: after the first W / n' <= T' with n' = n - m 
 less than T_train, which is T' r' / r. Nor does any of the four undo another, since each leaves the stage that was longer no
 shorter than the other. Where training is divided less well than evenly, it stays longer still.
 
-T_train is how long the trainer says that it was busy with the batch, not what waiting leaves of the step: a trainer that takes
+T_train is how long the trainer reports that it was busy with the batch, not what waiting leaves of the step: a trainer that takes
 groups as they come trains while it waits. T_gen is the part of the step, from one version to the next, in which some batch that
 may be filled was not full; once all that the bound of staleness admits are full, engines wait for the trainer. n is the mean
 number of engines in that part, so an engine on a lent node counts for the share in which it samples. That share grows when others

@@ -6,28 +6,28 @@ groups of a batch, measured, and l is `recall_ahead_share`. The step after the l
 
 **To lend.** The batch is whole in `wait_s`, which is `wait_s * awake` seconds of engines' work. Lent, a node works for the wait
 without the time to wake it, to put it to sleep, to bring the trainer's weights back, a margin, and the trainer's lead: with
-w = `wake_s`, s = `sleep_s`, o = `load_s`, m = `margin_s`, c = w + s + o + m + l * t and k lent engines beside E others the batch
+w = `wake_s`, s = `sleep_s`, o = `load_s`, m = `margin_s`, c = w + s + o + m + l * t and k lent engines and E others the batch
 is whole after (E * wait_s + k * c) / (E + k), which is sooner than `wait_s` if and only if
 
     wait_s > c
 
 So that is the rule, and the measured w, s, o and t are its cost. A trainer's weights leave before it offers its node: what that
-took is past when this is asked, and the wait is what is left. With l = 1 a lent trainer has computed on all groups but the last
+took is past at this point, and the wait is what is left. With l = 1 a lent trainer has computed on all groups but the last
 ones when the batch is whole, as one that kept its node has, so the step is over sooner by as much. (With less it is (1 - l) * t
-behind, which the rule leaves out.) A node that is not lent because the wait is short is the trainer's at once (`Verdict.near`).
+behind, which the rule leaves out.) A node that is not lent because the wait is short is the trainer's now (`Verdict.near`).
 
 **To call back.** A node is called back when what is left to wait is no more than s + o + m + l * t. The trainer is then done
-after the longer of t and what is left once the k engines are gone; best is that these are equal. If the last groups are
+after the longer of t and what is left once the k engines are asleep; best is that these are equal. If the last groups are
 stragglers, what is left takes as long as before, and l = 1 is best; if all engines are full, it takes (E + k) / E times as
 long, and l = E / (E + k) is. Batches mostly wait for stragglers, so 1 is the default. A trainer that begins with the whole
 batch wants 0.
 
 **The wait** is what the batch lacks over the pace at which groups come (`Pace`), as long as any group will do. Where staleness is
-bounded, some can be in no later batch, and the batch waits for the longest of them, of which a pace tells nothing. So where
+bounded, some can be in no later batch, and the batch waits for the longest of them, which a pace does not predict. So where
 lengths are predicted, the wait is theirs (`batch_wait_s`), from what each call still takes (`remaining`) in its engine.
 
-While no other engine is awake, nobody else would fill the batch: the node is lent however short the wait is, and called back by
-the claim alone. Nothing here reads a clock.
+While no other engine is awake, only this node can fill the batch: it is lent however short the wait is, and called back only by
+the claim. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class LendingSettings:
     """A lent node is not called back sooner than this, unless it is claimed; one that was called back without a claim is not lent
     again sooner."""
     deadline_s: float = 30.0
-    """A node is its trainer's so long after it was claimed, whatever its engines do."""
+    """A node is its trainer's this long after it was claimed, whatever its engines do."""
     claim_s: float = 30.0
-    """A trainer that has a node and says nothing for so long has it no more."""
+    """Seconds without a renewal after which a trainer loses its node."""
     smooth_s: float = 10.0
     """Seconds that the measured speed of filling reaches back."""
     recall_ahead_share: float = 1.0
@@ -68,7 +68,7 @@ class Verdict:
     yes: bool
     reason: str
     near: bool = False
-    """The node is not lent and the trainer may have it at once: the wait is too short, or it is never lent."""
+    """The node is not lent and the trainer may have it immediately: the wait is too short, or it is never lent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Lent:
 
 
 def lend(node: Lendable, settings: LendingSettings) -> Verdict:
-    """Decides whether a node is lent."""
+    """Decide whether a node is lent."""
     least = (
         node.wake_s
         + node.sleep_s
@@ -135,7 +135,7 @@ def lend(node: Lendable, settings: LendingSettings) -> Verdict:
 
 
 def call_back(node: Lent, settings: LendingSettings) -> Verdict:
-    """Decides whether a lent node is called back before its trainer claims it."""
+    """Decide whether a lent node is called back before its trainer claims it."""
     cost = f"putting to sleep takes {node.sleep_s:.2f} s, {_early(node, settings)}"
     if (
         node.wait_s
@@ -150,7 +150,7 @@ def call_back(node: Lent, settings: LendingSettings) -> Verdict:
 
 
 def _early(node: Lendable | Lent, settings: LendingSettings) -> str:
-    """Says in words how much earlier a trainer wants its node."""
+    """Return in words how much earlier a trainer needs its node."""
     load = f"bringing the weights back {node.load_s:.2f} s, " if node.load_s else ""
     margin, lead_s = f"{load}margin {settings.margin_s:g} s", settings.recall_ahead_share * node.train_s
     return f"{margin}, lead {lead_s:.2f} s of {node.train_s:.2f} s training" if lead_s else margin
@@ -158,11 +158,11 @@ def _early(node: Lendable | Lent, settings: LendingSettings) -> str:
 
 def waiting(wait_s: float) -> str:
     """Return a wait in words."""
-    return "nobody can say how long the wait is" if math.isinf(wait_s) else f"the wait is {wait_s:.1f} s more"
+    return "the wait is unknown" if math.isinf(wait_s) else f"the wait is {wait_s:.1f} s more"
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Fill:
     """The fill of the batches at one time."""
 
     buffer: int
@@ -176,25 +176,25 @@ class Pace:
     """The rate of groups: groups a second, exponentially weighted by age, without a bias to its beginning.
 
     It is the rate of the first batch that is not whole: groups that come while the trainer computes fill the next one, and count,
-    so the rate goes on when the trainer takes that. Groups of later batches do not count: they are no use to a batch that waits
+    so the rate goes on when the trainer takes that. Groups of later batches do not count: they do not help a batch that waits
     for its own. It may be that none can come while the trainer computes, because as many wait as staleness allows. So while the
-    batch is whole, time counts once another group has come, and what is left of it when the batch changes says nothing.
+    batch is whole, time counts once another group has come; the rest of it is not counted when the batch changes.
     """
 
     smooth_s: float
     left: int | None = None
     """Groups that the batch lacks; None: nothing is known yet."""
-    _last: _Seen | None = None
+    _last: _Fill | None = None
     _since: float = 0.0
-    """The time until which everything was counted, or was found to say nothing."""
+    """The time until which everything was counted, or excluded."""
     _came: int = 0
     """Groups since then."""
     _sum: float = 0.0
     _weight: float = 0.0
 
-    def seen(self, now_s: float, buffer: int, groups: int, size: int, ahead: int = 0) -> None:
+    def update(self, now_s: float, buffer: int, groups: int, size: int, ahead: int = 0) -> None:
         """Count the groups of `size` that are there, and those of the next batch (0 if unknown: they come with their batch)."""
-        last, self._last = self._last, _Seen(buffer, groups, groups >= size, ahead)
+        last, self._last = self._last, _Fill(buffer, groups, groups >= size, ahead)
         self.left = max(size - groups, 0)
         follows = last is not None and last.whole and last.buffer == buffer - 1
         if last is None or (last.buffer != buffer and not follows):
@@ -222,7 +222,7 @@ class Pace:
 
     @property
     def wait_s(self) -> float:
-        """Returns the seconds until the batch is whole; infinite if that is unknown."""
+        """Return the seconds until the batch is whole; infinite if that is unknown."""
         if self.left == 0:
             return 0.0
         pace = self.groups_per_s
@@ -230,7 +230,7 @@ class Pace:
 
 
 def remaining(expected: float, sampled: float, context: float, longest: float) -> float:
-    """Return the tokens that a call of `context` tokens still takes, of which it has `sampled` since so many were `expected`.
+    """Return the tokens that a call of `context` tokens still takes, of which it has `sampled` since `expected` was predicted.
 
     One that has outlived what was expected of it goes on for a share of what it has, but not beyond the longest that ever ended.
     """
@@ -242,7 +242,7 @@ def remaining(expected: float, sampled: float, context: float, longest: float) -
 def batch_wait_s(pace_s: float, missing: int, due: int, longest_s: float) -> float:
     """Return the predicted wait of a batch that lacks `missing` groups.
 
-    `due` of those that run can be in no later batch, and the last of them is over in `longest_s` (0: nobody can say). If they are
+    `due` of those that run can be in no later batch, and the last of them is over in `longest_s` (0: unknown). If they are
     all that is missing, the batch waits for that one, however fast groups came before; else for the slower of it and the pace.
     """
     if not missing or not due or not longest_s:

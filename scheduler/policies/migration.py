@@ -1,4 +1,4 @@
-"""Moves running calls between engines (StaleFlow, arXiv 2601.12784). Asked only when no engine pulls weights at that moment.
+"""Moves running calls between engines (StaleFlow, arXiv 2601.12784). Runs only while no engine pulls weights.
 
 Two reasons to interrupt, the first that there is:
 
@@ -10,11 +10,11 @@ Two reasons to interrupt, the first that there is:
   `gap_until`, as long as both together sample more for it. Where late calls count more (`placement.py`), headgate's takes its
   place: a call goes from one of the slowest engines to one of the fastest if it adds `gap_until` times as much there, in what
   calls count times their speed, less what its prefill costs there if it samples as much again as it has. Those that count most
-  go first, of these the longest: they keep a batch waiting, and beside that a prefill is cheap. The sum over all calls grows
-  with every move, so no call moves back and forth.
+  go first, of these the longest: they keep a batch waiting, and a prefill is cheap compared with that. The sum over all calls
+  grows with every move, so no call moves back and forth.
 
 A call whose sampler has a state never moves, and none to an engine of a version below its `min_version`. Where several
-processes move calls by the same snapshot, each move stands for `times` (`placement.py`), and a process tells its share of
+processes move calls by the same snapshot, each move stands for `times` (`placement.py`), and a process decides on its share of
 `at_once`.
 """
 
@@ -41,7 +41,7 @@ class MigrationSettings:
     gap_above: float = 2.0
     gap_until: float = 1.2
     at_once: int = 16
-    """The most calls that are told to move at one time."""
+    """The most calls that are moved at one time."""
 
     def __post_init__(self) -> None:
         if self.waiting_above < 0 or self.at_once < 1:
@@ -185,7 +185,7 @@ def _better(
 
 
 def _gap(engines: Iterable[OpenEngine], settings: MigrationSettings) -> bool:
-    """Return true if one engine samples so much more than another that moving calls pays."""
+    """Return true if one engine samples enough more than another that moving calls pays."""
     rates = [engine.rate for engine in engines]
     return max(rates) > settings.gap_above * min(rates)
 
@@ -198,7 +198,7 @@ def _from_fast_to_slow(
     for fast in reversed(slow_first):
         if plan.full or fast.running < 2 or fast.rate <= settings.gap_above * slow_first[0].rate:
             break
-        newest = max(fast.held, default=0)
+        newest = max(fast.calls_by_version, default=0)
         slow = next((engine for engine in takers if engine.version >= newest), fast)
         if fast.rate <= settings.gap_above * slow.rate:
             continue

@@ -1,6 +1,6 @@
 """Places calls in engines (StaleFlow, arXiv 2601.12784): in the best of those whose version is at least the call's `min_version`.
 
-Two rules say which is best, and whether there is room for the call or it waits (`waterfall.py`):
+Two rules decide which is best, and whether there is room for the call or it waits (`waterfall.py`):
 
 - `cached` (`routing.py`): where its prefix is cached, if that outweighs the load there, else where least is running; any open
   engine has room.
@@ -15,8 +15,8 @@ calls of it that still run when newer versions exist keep a batch waiting, and t
 weight times speed is maximized. A late call then gets the fastest engine, and the others stay out of that while they gain about
 as much elsewhere. With a `late_call_weight` of 1 all calls weigh the same, and the sum is tokens a second.
 
-What was placed counts at once, whatever a later snapshot still lacks. Where several processes place calls by the same snapshot,
-each takes it that the others do as it does: what it places counts `times` times until the next one. Engines lie in heaps by
+A placed call counts immediately, even if a later snapshot lacks it. Where several processes place calls by the same snapshot,
+each assumes that the others behave the same way: what it places counts `times` times until the next one. Engines lie in heaps by
 version, so a choice costs the logarithm of their number; under `gain` the heaps are ordered for a call of typical length, late
 calls have their own, and the best `_LOOKED_AT` of each are compared for the call itself.
 """
@@ -76,12 +76,12 @@ class EngineRequest(Protocol):
 
     @property
     def avoid(self) -> tuple[str, ...]:
-        """Engines that it shall not go to while there is another."""
+        """Engines to avoid while there is another."""
         ...
 
     @property
     def to(self) -> str:
-        """The engine that it shall go to, if that may have it."""
+        """The engine to use, if that may sample it."""
         ...
 
 
@@ -95,16 +95,16 @@ class OpenEngine:
     running: int = 0
     """Calls in it, its own queue included: those placed here, and `foreign`."""
     foreign: int = 0
-    """Calls in it that somebody else placed, by the last snapshot."""
+    """Calls in it that other processes placed, by the last snapshot."""
     kv: int = 0
     """Tokens in its cache that belong to calls in it."""
     floor: int = 0
-    """Tokens that the calls placed here had when they were: `kv` is no less, whatever a snapshot says."""
+    """Tokens of the calls placed here, at their placement: a lower bound of `kv`, whatever a snapshot reports."""
     waiting: int = 0
     """Calls in its own queue, by the last snapshot, less those that have left."""
-    held: dict[int, int] = field(default_factory=dict)
+    calls_by_version: dict[int, int] = field(default_factory=dict)
     """Calls that were placed here, by `min_version`."""
-    others: tuple[tuple[int, int], ...] = ()
+    peer_calls: tuple[tuple[int, int], ...] = ()
     """The same of other processes, by the last snapshot: `min_version`, and how many."""
     extra: float = 0.0
     """The weight of its calls beyond one each."""
@@ -117,26 +117,26 @@ class OpenEngine:
         return self.model.rate(self.running, self.kv)
 
     def step_s(self, more: int = 0) -> float:
-        """Seconds of a step, with so many more calls that have no tokens yet."""
+        """Return the seconds of a step, with this many more calls that have no tokens yet."""
         return self.model.step_s(self.running + more, self.kv)
 
     def steps_s(self, length: int) -> tuple[float, float]:
-        """Seconds of a step now, and with one more call of `length` tokens."""
+        """Return the seconds of a step now, and with one more call of `length` tokens."""
         model, running, kv = self.model, self.running, self.kv
         return model.step_s(running, kv), model.step_s(running + 1, kv + length)
 
     def adds(self, length: int, weight: float = 1.0) -> float:
-        """The gain of a call that is already in the engine, computed as if it arrived now."""
+        """Return the gain of a call that is already in the engine, computed as if it arrived now."""
         kv, extra = max(0, self.kv - length), self.extra - (weight - 1)
         return self.model.gain(self.running - 1, kv, length, extra, weight)
 
     def gain(self, length: int, weight: float = 1.0) -> float:
-        """Tokens a second that one more call of `length` tokens adds, each call's times what it counts."""
+        """Return the tokens a second that one more call of `length` tokens adds, each call's times what it counts."""
         return self.model.gain(self.running, self.kv, length, self.extra, weight)
 
 
 def footprint(request: EngineRequest) -> int:
-    """Tokens that a call has in an engine's cache, on average over its stay there, as far as anybody knows."""
+    """Return the tokens that a call has in an engine's cache, on average over its stay there, as far as is known."""
     return request.length + request.expected // 2
 
 
@@ -177,7 +177,7 @@ class Choice:
         return self.late_call_weight ** min(max(behind, 0), _MOST_LATE) if self.weighs else 1.0
 
     def key(self, engine: OpenEngine, length: int, expected: int, cached: int, weight: float = 1.0) -> Key:
-        """Engines in their order, the best first, for a call of which `cached` tokens are cached there.
+        """Return the engines in their order, the best first, for a call of which `cached` tokens are cached there.
 
         Among equals the older version: the newer engine may have calls that no other may.
         """
@@ -194,15 +194,15 @@ class Choice:
         cached: int,
         weight: float,
     ) -> Key:
-        """Return the same under `gain`, where `steps_s` is known. Thousands are asked for in a second, so all is in one place."""
+        """Return the same under `gain`, where `steps_s` is known. It runs thousands of times a second, so it is one function."""
         now_s, then_s = steps_s
         running, model = engine.running, engine.model
         if not self.pays(engine, length, weight, steps_s):
             return (_FULL, running, engine.version, engine.name)
-        others = running + engine.extra
+        inside = running + engine.extra
         prefill_s = model.k3 * (length - cached)
-        lost = (others + weight) / then_s * prefill_s / ((expected or _STAY) * then_s)
-        gain = (others + weight) / then_s - (others / now_s if running else 0.0)
+        lost = (inside + weight) / then_s * prefill_s / ((expected or _STAY) * then_s)
+        gain = (inside + weight) / then_s - (inside / now_s if running else 0.0)
         return (lost - gain, running, engine.version, engine.name)
 
     def has_room(self, engine: OpenEngine, length: int, weight: float = 1.0) -> bool:
@@ -240,7 +240,7 @@ class Engines:
         self.newest = 0
         """The newest version: calls of an older `min_version` are late."""
         self.times = 1
-        """For how many calls one stands that is placed here: see the module."""
+        """How many calls each local placement represents, if peers place in the same way."""
         self._heaps: dict[_Place, list[_Entry]] = {}
         """An entry that is not its engine's newest is void."""
         self._stamps = itertools.count(1)
@@ -254,8 +254,8 @@ class Engines:
         self.closed(name)
         engine = OpenEngine(name, version, self._models.get(name, model))
         self.open[name] = engine
-        for held, length in runs:
-            self._count(engine, held, 1)
+        for version_then, length in runs:
+            self._count(engine, version_then, 1)
             engine.kv += length
         engine.floor = engine.kv
         self._file(engine)
@@ -287,27 +287,27 @@ class Engines:
                 self._weigh(engine)
             self.refile()
 
-    def seen(self, name: str, running: int, waiting: int, kv: int) -> None:
-        """A snapshot. What was placed since stays counted. Call `refile` after the last one."""
+    def apply_snapshot(self, name: str, running: int, waiting: int, kv: int) -> None:
+        """Apply a snapshot. Calls that were placed since stay counted. Call `refile` after the last one."""
         if engine := self.open.get(name):
             own = engine.running - engine.foreign
             engine.foreign = max(0, running + waiting - own)
             engine.running = own + engine.foreign
             engine.kv, engine.waiting = max(kv, engine.floor), waiting
 
-    def others(self, processes: int, held: Iterable[tuple[str, int, int]]) -> None:
-        """What other processes have, by the snapshot that was just `seen`: engine, `min_version`, and how many calls.
+    def apply_peer_load(self, processes: int, running: Iterable[tuple[str, int, int]]) -> None:
+        """Apply the calls of other processes, by the snapshot that was just applied: engine, `min_version`, and how many calls.
 
-        A process with a share of 1/n of all calls takes it that n - 1 like it are there, as far as there are so many.
+        A process with a share of 1/n of all calls assumes that n - 1 others like it exist, but no more than there are.
         """
         by_engine: dict[str, list[tuple[int, int]]] = {}
-        for name, version, calls in held:
+        for name, version, calls in running:
             by_engine.setdefault(name, []).append((version, calls))
         foreign = own = 0
         for name, engine in self.open.items():
             foreign += engine.foreign
             own += engine.running - engine.foreign
-            engine.others = tuple(by_engine.get(name, ()))
+            engine.peer_calls = tuple(by_engine.get(name, ()))
             self._weigh(engine)
         self.times = 1 + min(processes - 1, round(foreign / own) if own else foreign)
 
@@ -328,7 +328,7 @@ class Engines:
         engine.kv = max(engine.kv + calls * length, engine.floor)
 
     def refile(self) -> None:
-        """Orders all engines again."""
+        """Order all engines again."""
         self._heaps.clear()
         for engine in self.open.values():
             engine.stamp = next(self._stamps)
@@ -340,7 +340,7 @@ class Engines:
     # Events of calls
 
     def begun(self, name: str, version: int, length: int) -> None:
-        """A call of that `min_version` was placed in an open engine."""
+        """Count a call of that `min_version` that was placed in an open engine."""
         engine = self.open[name]
         self._count(engine, version, 1)
         engine.kv += length
@@ -350,7 +350,7 @@ class Engines:
         self._file(engine)
 
     def ended(self, name: str, version: int, length_then: int, length_now: int) -> None:
-        """A call of that `min_version` that was placed with `length_then` tokens has left with `length_now`."""
+        """Remove a call of that `min_version` that was placed with `length_then` tokens and left with `length_now`."""
         if engine := self.open.get(name):
             self._count(engine, version, -1)
             engine.floor -= length_then
@@ -361,13 +361,13 @@ class Engines:
             self._file(engine)
 
     def learn(self, length: int) -> None:
-        """A call of this length has come."""
+        """Count the length of a call that has arrived."""
         self.typical += (length - self.typical) * _DRIFT
 
     # Choices
 
     def best(self, request: EngineRequest) -> OpenEngine | None:
-        """The best engine that has room for a call; None: it waits."""
+        """Return the best engine that has room for a call; None: it waits."""
         to = self.open.get(request.to)
         if to is not None and to.version >= request.version:
             return to
@@ -375,7 +375,7 @@ class Engines:
 
     def legal(self, version: int) -> bool:
         """Return true if an open engine may sample calls of this `min_version`."""
-        return any(held >= version for _, held in self._held())
+        return any(version_there >= version for _, version_there in self._heaps_in_use())
 
     def weight(self, version: int) -> float:
         """Return the present weight of a call of this `min_version`."""
@@ -413,8 +413,8 @@ class Engines:
             found.append(near)
         return found
 
-    def _held(self) -> Iterator[_Place]:
-        """The heaps in which there is an engine."""
+    def _heaps_in_use(self) -> Iterator[_Place]:
+        """Return the heaps that are not empty."""
         for place, heap in list(self._heaps.items()):
             while heap and heap[0][1] != heap[0][2].stamp:
                 heapq.heappop(heap)
@@ -426,15 +426,15 @@ class Engines:
     def _count(self, engine: OpenEngine, version: int, calls: int) -> None:
         """Add to the number of calls with that `min_version`."""
         engine.running += calls
-        if count := engine.held.get(version, 0) + calls:
-            engine.held[version] = count
+        if count := engine.calls_by_version.get(version, 0) + calls:
+            engine.calls_by_version[version] = count
         else:
-            del engine.held[version]
+            del engine.calls_by_version[version]
         if len(self._weights) > 1:
             self._weigh(engine)
 
     def _weigh(self, engine: OpenEngine) -> None:
-        calls = [*engine.held.items(), *engine.others]
+        calls = [*engine.calls_by_version.items(), *engine.peer_calls]
         engine.extra = sum(count * (self.weight(version) - 1) for version, count in calls)
 
     def _entries(self, engine: OpenEngine) -> Iterator[tuple[_Place, _Entry]]:

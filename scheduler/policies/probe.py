@@ -14,7 +14,7 @@ from typing import Literal
 Verdict = Literal["passed", "indistinct", "failed"]
 
 SEVERAL = 4.0
-"""Two versions are distinct if they are this many times the noise apart.
+"""Two versions are distinct if they are at a distance of this many times the noise.
 
 By the triangle inequality, a right engine then fails only if its own gap is three times the noise that was measured before.
 """
@@ -32,12 +32,11 @@ class ProbeReport:
     distance: float | None
     """The gap between the two versions themselves."""
     noise: float | None
-    """The gap below which nothing is told apart: the largest of those that were measured."""
+    """The gap below which versions cannot be distinguished: the largest measured one."""
     margin: float | None
     """(parent_gap - gap) / distance: 1 for the expected weights, -1 for the parent's; None if they are indistinct."""
 
     def to_json(self) -> dict[str, object]:
-        """Return a JSON object."""
         return asdict(self)
 
 
@@ -53,7 +52,7 @@ def judge(
     """Compare an engine's log-probabilities (nats, one per token) with those of a version and of its parent.
 
     An engine fails if it is further than `tolerance` from the version. It also fails if it is nearer to the parent, unless it is
-    `proven` that it holds the version. Where the two versions are less than `SEVERAL` times the noise apart, the verdict is
+    `proven` that it holds the version. Where the two versions differ by less than `SEVERAL` times the noise, the verdict is
     `indistinct`, which is not a failure. The noise is the largest of `noise` (measured before: the engine's gap at the version
     before, the trainer's gap between two passes) and the engine's gap to the nearer of both. `parent` may be empty (the first
     version). Raise ValueError if the lengths differ.

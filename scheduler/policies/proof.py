@@ -38,7 +38,6 @@ class ProofReport:
     """What is wrong, or why nothing could be compared."""
 
     def to_json(self) -> dict[str, object]:
-        """Return a JSON object."""
         return asdict(self)
 
 

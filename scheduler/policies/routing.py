@@ -28,7 +28,7 @@ class EngineLoad:
 
 
 def cached_key(running: int, cached: int) -> tuple[int, int]:
-    """Orders engines for a call, the best first: by load less the cached tokens; among equals the one with more cached."""
+    """Order engines for a call, the best first: by load less the cached tokens; among equals the one with more cached."""
     return running * CALL_TOKENS - cached, -cached
 
 

@@ -11,7 +11,7 @@ next one whose window has an empty entry.
 - **Consume**: the trainer takes buffer `next_buffer` once it is complete, or gives it back (`Returned`).
 
 Redundancy: the first `size` members of a group to be rewarded are trained, and the first `batch` groups to be settled; the others
-are *surplus*. Surplus members are aborted at once. Groups still reserved in a complete buffer race on for another one of their
+are *surplus*. Surplus members are aborted then. Groups still reserved in a complete buffer race on for another one of their
 window (they get its next empty entry, or at their end the place of its youngest group). They are given up when that buffer is
 consumed, or when every buffer of their window is complete (*no room*).
 
@@ -21,7 +21,7 @@ and need not be kept.
 
 Invariants, after every event:
 - reserved plus occupied entries of a buffer never exceed `batch + spare_groups`, and occupied ones `batch`. Nothing is reserved
-  anew in a complete buffer;
+  again in a complete buffer;
 - a reserved group's buffer is not consumed and lies in its window (unless the group is late, see below), and its window has a
   buffer that is neither consumed nor complete. Without spare groups that is its own, so only `Unstick`, `Skipped` or itself can
   end it;
@@ -146,27 +146,27 @@ class StaleFlow(StalenessRule[GroupRow]):
 
     def _occupy(self, group: GroupRow) -> list[Command]:
         target, commands = self._place(group)
-        held = group.buffer
+        own = group.buffer
         self._entries.leave(group)
         commands += self._entries.occupy(group, target)
-        commands += self._entries.fill(held)
+        commands += self._entries.fill(own)
         return commands + self._no_room() if self.complete(target) else commands
 
     def _place(self, group: GroupRow) -> tuple[int, list[Command]]:
         """Return the earliest buffer that a settled group can get, after what must happen to others for that."""
-        first, held = max(group.version, self.next_buffer), group.buffer
-        racing = self.complete(held)
-        for buffer in range(first, held):
+        first, own = max(group.version, self.next_buffer), group.buffer
+        racing = self.complete(own)
+        for buffer in range(first, own):
             if self._entries.empty(buffer):
                 return buffer, []
-            if not racing and not self.complete(buffer) and (other := self._entries.movable(buffer, held)):
-                return buffer, [self._entries.move(other, held)]
+            if not racing and not self.complete(buffer) and (other := self._entries.movable(buffer, own)):
+                return buffer, [self._entries.move(other, own)]
         if not racing:
-            return held, []
+            return own, []
         # By the second and third invariants its window has such a buffer, and that is full of others.
         buffer = next(b for b in self._window_of(group) if not self.complete(b))
         commands = self._give_up(self._entries.youngest(buffer), "surplus")
-        if buffer > held:
+        if buffer > own:
             commands.append(self._entries.move(group, buffer))
         return buffer, commands
 
@@ -176,7 +176,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return [*self._give_up(group, reason), *self._entries.fill(group.buffer)]
 
     def _give_up(self, group: GroupRow, reason: str, abort: bool = True) -> list[Command]:
-        """The group is over and its entry free, for the caller to fill."""
+        """End the group and free its entry, for the caller to fill."""
         self._entries.leave(group)
         return self._mark_dropped(group, reason, abort)
 
@@ -236,8 +236,8 @@ class StaleFlow(StalenessRule[GroupRow]):
         place = self._place_beyond()
         if place is None:
             return []
-        told = OverBound if place > group.version + self.settings.eta else Moved
-        return [told(group.group_id, group.buffer, place), *self._entries.occupy(group, place)]
+        moved = OverBound if place > group.version + self.settings.eta else Moved
+        return [moved(group.group_id, group.buffer, place), *self._entries.occupy(group, place)]
 
     def _pass(self, first: int) -> list[Buffer]:
         self.next_buffer, self.leased = first, False

@@ -158,9 +158,9 @@ class StalenessRule(ABC, Generic[G]):
         if event.episode_id not in self._group_of:
             raise ValueError(f"no episode {event.episode_id}")
         group = self._groups[self._group_of[event.episode_id]]
-        told = group.take(event)
-        over = not any(isinstance(command, Refuse | Grading) for command in told)
-        return told + self._finish(group) if over else told
+        commands = group.apply(event)
+        over = not any(isinstance(command, Refuse | Grading) for command in commands)
+        return commands + self._finish(group) if over else commands
 
     def _close(self, group_id: str) -> list[Command]:
         if group_id not in self._groups:

@@ -160,7 +160,7 @@ class GroupDropped:
 
 @dataclass(frozen=True, slots=True)
 class AbortEpisode:
-    """The episode runs or is graded in vain. Its fate was told just before: `MemberDropped`, or its group's `GroupDropped`."""
+    """The episode runs or is graded in vain. Its fate came just before: `MemberDropped`, or its group's `GroupDropped`."""
 
     episode_id: str
     reason: str
@@ -221,7 +221,7 @@ _STORED_AS = {"OverBound": "Late"}
 def event_to_json(event: Event) -> dict[str, Any]:
     """Return the event's fields, and its class name as `type`.
 
-    Newer fields (`Join.version`, `Reward.trainable`) are left out where they say nothing, so that older builds read the event.
+    Newer fields (`Join.version`, `Reward.trainable`) are left out at their defaults, so that older builds read the event.
     """
     fields = asdict(event)
     if isinstance(event, Join) and event.version is None:
@@ -232,7 +232,7 @@ def event_to_json(event: Event) -> dict[str, Any]:
 
 
 def event_from_json(value: dict[str, Any]) -> Event:
-    """Return the inverse of `event_to_json`. Raise ValueError if `value` is no event."""
+    """Return the inverse of `event_to_json`. Raise ValueError if `value` is not an event."""
     fields = {name: tuple(x) if isinstance(x, list) else x for name, x in value.items() if name != "type"}
     kind: Any = _EVENTS.get(str(value.get("type")))
     if kind is None:

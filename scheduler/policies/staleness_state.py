@@ -107,13 +107,13 @@ class GroupRow:
     closed: bool = False
     members: dict[str, MemberState] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
-    """The rewards of members whose `Reward` told a value."""
+    """The rewards of members whose `Reward` had a value."""
     untrainable: set[str] = field(default_factory=set)
     """The rewarded members of which no token can be trained."""
     late: bool = False
     """`buffer` is beyond its bound: its tokens of versions before `buffer` - eta are to be masked."""
 
-    def take(self, event: Finish | Reward | Drop) -> list[Command]:
+    def apply(self, event: Finish | Reward | Drop) -> list[Command]:
         """Apply an event to its member. A result of [Refuse] alone changes nothing. Raise ValueError, and change
         nothing, if a reward is not finite."""
         episode_id, state = event.episode_id, self.members[event.episode_id]
@@ -139,7 +139,7 @@ class GroupRow:
                 return [MemberDropped(episode_id, reason)]
 
     def join_refusal(self, size: int, spare_members: int = 0) -> RefuseReason | None:
-        """The reason why no further member may join a group of `size`; None if one may."""
+        """Return the reason why no further member may join a group of `size`; None if one may."""
         if self.state != "reserved":
             return "group_finished"
         if self.size != size:
@@ -154,7 +154,7 @@ class GroupRow:
         return self.rewarded() == self.size or (whole and not self.running())
 
     def running(self) -> list[str]:
-        """The members that run or are graded."""
+        """Return the members that run or are graded."""
         return [episode_id for episode_id, state in self.members.items() if state in ("open", "grading")]
 
     def rewarded(self) -> int:
@@ -223,7 +223,7 @@ class Entries:
         return 0 if self.complete(buffer) else self._left(buffer)
 
     def last(self) -> int:
-        """The last buffer that was ever used, or -1."""
+        """Return the last buffer that was ever used, or -1."""
         return max(self._buffers, default=-1)
 
     def reserved(self) -> list[GroupRow]:
@@ -232,7 +232,7 @@ class Entries:
         return sorted(groups, key=lambda group: group.version)
 
     def end(self, group: GroupRow) -> int:
-        """The last buffer that the group may be trained in."""
+        """Return the last buffer that the group may be trained in."""
         return group.buffer if group.late else group.version + self._settings.eta
 
     def movable(self, buffer: int, to: int) -> GroupRow | None:
@@ -261,7 +261,7 @@ class Entries:
         group.buffer = buffer
 
     def leave(self, group: GroupRow) -> None:
-        """Frees the entry that a group reserved, if its buffer has not passed."""
+        """Free the entry that a group reserved, if its buffer has not passed."""
         self.at(group.buffer).reserved.pop(group.group_id, None)
 
     def occupy(self, group: GroupRow, buffer: int) -> list[Command]:
@@ -270,8 +270,8 @@ class Entries:
         occupied[group.group_id] = group
         group.buffer, group.state = buffer, "occupied"
         group.late = buffer > group.version + self._settings.eta
-        told: list[Command] = [Occupied(group.group_id, buffer, len(occupied) - 1)]
-        return [*told, BufferReady(buffer)] if self.complete(buffer) else told
+        commands: list[Command] = [Occupied(group.group_id, buffer, len(occupied) - 1)]
+        return [*commands, BufferReady(buffer)] if self.complete(buffer) else commands
 
     def truncate(self, buffer: int) -> BufferReady:
         """Make the buffer complete with the groups that it has."""

@@ -1,15 +1,15 @@
-"""Chooses the engines that pull the newest weights now (StaleFlow, arXiv 2601.12784: synchronisation by engine).
+"""Chooses the engines that pull the newest weights now (StaleFlow, arXiv 2601.12784: synchronization by engine).
 
-An engine that is busy with calls which its weights may sample goes on; one that is under-used pulls. It is so when few calls run
-in it, when it samples few tokens a second beside the others, or when a call waits that is too new for it and would gain enough
-there (the hypothetical gain: what the call would add, had the engine the newest weights). Where late calls count more
-(`placement.py`) it is so too if a call as most are would add `_BETTER` times as much there as in any engine that has the newest
-weights: nobody waits then, but those engines are crowded, and calls will move. An engine with a call in the queue that it may
-sample is not under-used: that call is about to be placed.
+An engine that is busy with calls which its weights may sample continues; an under-used one pulls. An engine is under-used when
+it runs few calls, when it samples few tokens a second compared with the others, or when a call waits for newer weights and would
+gain enough there (the hypothetical gain: what the call would add, had the engine the newest weights). Where late calls weigh more
+(`placement.py`) it is also under-used when a typical call would gain at least `_BETTER` times as much there as in any engine with
+the newest weights: no call waits then, but those engines are crowded, and calls will move. An engine is not under-used while its
+own queue has a call that it may sample: that call is about to be placed.
 
 Two rules keep everything going. The first engine pulls as soon as a version is there, so that it is live; the one with least to
-do. And while a call waits that no open engine may sample, one engine at least is on its way. Else no more than a share of the
-engines are on their way at once.
+do. And while a call waits that no open engine may sample, one engine at least is on its way. Otherwise at most a share
+of the engines updates at the same time.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def pulls(
 ) -> list[str]:
     """Return the engines that pull version `target` now, those with least to do first.
 
-    `engines`: the open ones, without those that were told to pull already; `under_way`: how many engines are on their way to
-    `target`; `heads`: the waiting calls whose turn it is, oldest first; `typical`: the tokens of a call as most are.
+    `engines`: the open ones, without those that have to pull already; `under_way`: how many engines are on their way to
+    `target`; `heads`: the waiting calls whose turn it is, oldest first; `typical`: the median length of calls in tokens.
     """
     behind = sorted((e for e in engines if e.version < target), key=lambda e: (e.rate, e.running, e.name))
     if not behind:

@@ -7,7 +7,7 @@ calls, then `k3` a call) and has a fixed cost (`k4`). Every running call gets on
 
 T grows with every call while the batch is small, and falls when a long call joins many short ones: the gain may be negative.
 
-Calls may count more than one each (`placement.py` says which): then it is the sum over the calls of what each counts times its
+Calls may count more than one each (see `placement.py`): then it is the sum over the calls of what each counts times its
 speed that grows or falls. With weights of one that is T.
 """
 
@@ -34,15 +34,15 @@ class EngineModel:
             raise ValueError(f"the coefficients of an engine are at least 0, and a step takes time: {self}")
 
     def step_s(self, running: float, kv: float) -> float:
-        """Seconds of one decode step of `running` calls with `kv` tokens in the cache."""
+        """Return the seconds of one decode step of `running` calls with `kv` tokens in the cache."""
         return self.k1 * kv + max(self.k2, self.k3 * running) + self.k4
 
     def rate(self, running: float, kv: float) -> float:
-        """Tokens a second."""
+        """Return the tokens a second."""
         return running / self.step_s(running, kv) if running else 0.0
 
     def gain(self, running: int, kv: float, length: float, extra: float = 0.0, weight: float = 1.0) -> float:
-        """Tokens a second that one more call of `length` tokens adds; negative if it slows the others by more.
+        """Return the tokens a second that one more call of `length` tokens adds; negative if it slows the others by more.
 
         `weight`: what it counts; `extra`: what the others count beyond one each.
         """

@@ -3,7 +3,7 @@
 Calls wait by their `min_version`, oldest first. The call whose turn it is goes to the best engine among those whose version
 is at least that (`placement.py`); where none has room for it, it waits here, not in an engine's queue, and so does every later
 call: none overtakes one that must be trained sooner. Of one `min_version` those that are expected to be longest come first
-(LPT: what begins late has the least time), among as many as come one after another (`_AMONG`); so nobody is overtaken for ever.
+(LPT: what begins late has the least time), among as many as come one after another (`_AMONG`); so no call is overtaken for ever.
 
 Calls that wait in other processes stand in the same order, as far as the last snapshot knows: those with an older `min_version`
 have their place in an engine counted before a call of this process gets one.
@@ -24,7 +24,7 @@ _Entry = tuple[int, int, int, EngineRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class PeerBacklog:
     """Calls of one `min_version` that wait in other processes, as a request of one of them: of mean length, and nothing else is
     known."""
 
@@ -47,12 +47,12 @@ class Waterfall:
         self.waiting: dict[str, EngineRequest] = {}
         self._queues: dict[int, list[_Entry]] = {}
         """The calls that wait, by `min_version`."""
-        self._elsewhere: dict[int, Elsewhere] = {}
+        self._elsewhere: dict[int, PeerBacklog] = {}
         """Calls that wait in other processes, by `min_version`, less those whose place was counted."""
         self._serials = itertools.count()
 
     def add(self, request: EngineRequest) -> None:
-        """A call waits. Raise ValueError if it does already."""
+        """Add a waiting call. Raise ValueError if it waits already."""
         if request.call in self.waiting:
             raise ValueError(f"call {request.call} waits already")
         self.waiting[request.call] = request
@@ -61,11 +61,11 @@ class Waterfall:
         heapq.heappush(self._queues.setdefault(request.version, []), entry)
 
     def drop(self, call: str) -> bool:
-        """Remove a waiting call; returns True if it was waiting."""
+        """Remove a waiting call; return True if it was waiting."""
         return self.waiting.pop(call, None) is not None
 
-    def elsewhere(self, queues: Iterable[Elsewhere]) -> None:
-        """The calls that wait in other processes, by a snapshot."""
+    def elsewhere(self, queues: Iterable[PeerBacklog]) -> None:
+        """Apply the calls that wait in other processes, by a snapshot."""
         self._elsewhere = {queue.version: queue for queue in queues}
 
     def heads(self) -> list[EngineRequest]:
@@ -75,7 +75,7 @@ class Waterfall:
         return sorted(heads, key=lambda request: request.version)
 
     def pour(self) -> list[tuple[EngineRequest, str]]:
-        """Places calls while engines have room for those whose turn it is."""
+        """Place calls while engines have room for those whose turn it is."""
         placed: list[tuple[EngineRequest, str]] = []
         if not self.waiting:
             self._queues.clear()
@@ -103,7 +103,7 @@ class Waterfall:
         return queue[0][3] if queue else None
 
     def _drain(self, queue: list[_Entry], placed: list[tuple[EngineRequest, str]]) -> bool:
-        """Places the calls of a queue; returns True if none is left."""
+        """Place the calls of a queue; return True if none is left."""
         while (request := self._head(queue)) is not None:
             engine = self.engines.best(request)
             if engine is None:

@@ -26,9 +26,11 @@ class ControlProgram(Program):
     """The program, and its reactors by model."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        """`settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings, "placement": see
-        `PlacementSettings.of`}}}; what is missing has its defaults. A model that is trained also has "ledger", by which readers
-        of a recording know it. Beside "models": "lending", fields of LendingSettings."""
+        """Build the reactors of `settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings,
+        "placement": see `PlacementSettings.of`}}, "lending": fields of LendingSettings}. Missing fields have their defaults.
+
+        A trained model also has "ledger", which readers of a recording use.
+        """
         models: dict[str, Any] = settings.get("models") or {"model": {}}
         slugs = _slugs(models)
         self.fleets = {
@@ -54,8 +56,8 @@ class ControlProgram(Program):
         )
         for name, fleet in self.fleets.items():
             update = self.updates[name]
-            self.connect(fleet.fresh, update.fresh)
-            self.connect(fleet.gone, update.gone)
+            self.connect(fleet.launched, update.launched)
+            self.connect(fleet.unavailable, update.unavailable)
             self.connect(update.failed, fleet.failed, after=0)
             self.connect(update.target, fleet.target, after=0)
             self.connect(update.opened, fleet.opened, after=0)
@@ -63,10 +65,10 @@ class ControlProgram(Program):
             self.connect(fleet.verdict, update.verdict)
             placement = self.placements[name]
             self.connect(update.target, placement.target)
-            self.connect(fleet.gone, placement.gone)
+            self.connect(fleet.unavailable, placement.unavailable)
             self.connect(fleet.verdict, placement.verdict)
             self.connect(placement.pull, update.pull, after=0)
-            self.connect(fleet.gone, self.lending.gone[name])
+            self.connect(fleet.unavailable, self.lending.unavailable[name])
             self.connect(fleet.asleep, self.lending.asleep[name])
             self.connect(update.opened, self.lending.opened[name])
             self.connect(self.lending.wanted, fleet.wanted, after=0)
@@ -76,7 +78,7 @@ class ControlProgram(Program):
 def _placement(model: dict[str, Any]) -> PlacementSettings:
     update = model.get("update", {})
     settings = PlacementSettings.of({"pull": update.get("order") == "pull", **model.get("placement", {})})
-    if update.get("mode") != "beside":
+    if update.get("mode") != "adapter":
         return settings
     # An engine loses nothing by a pull, so none is too busy for one.
     return replace(settings, sync=replace(settings.sync, running_below=sys.maxsize))

@@ -18,21 +18,21 @@ class Arrived:
     length: int
     """Tokens of its prompt and of what was sampled so far."""
     expected: int = 0
-    """Tokens that are still to come, as predicted; 0: nobody knows."""
+    """Tokens that are still to come, as predicted; 0: unknown."""
     near: str = ""
     """The engine that has `cached` of its tokens in its cache."""
     cached: int = 0
     avoid: tuple[str, ...] = ()
-    """Engines that it shall not go to while there is another."""
+    """Engines to avoid while there is another."""
     pinned: bool = False
     """True if the call cannot leave its engine once it is there."""
     to: str = ""
-    """The engine that it shall go to if that is open: it was sent there, or waited for it."""
+    """The engine to use if it is open: the call was sent there, or waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A call is in no engine any more, and waits for none: it is over, or it arrives anew."""
+class CallDeparted:
+    """A call has left its engine or the queue: it is over, or it arrives again."""
 
     call: str
     length: int
@@ -43,7 +43,7 @@ class Left:
 class Demand:
     """The changes of calls since the last one, ends first."""
 
-    left: tuple[Left, ...] = ()
+    left: tuple[CallDeparted, ...] = ()
     arrived: tuple[Arrived, ...] = ()
 
 
@@ -63,7 +63,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSeen:
+class EngineLoad:
     """An engine's state, reported by itself or known otherwise."""
 
     engine: str
@@ -77,14 +77,14 @@ class EngineSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Snapshot:
     """A snapshot of every open engine, once a second."""
 
-    engines: tuple[EngineSeen, ...]
+    engines: tuple[EngineLoad, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class PeerQueued:
     """Calls of one `min_version` that wait in other processes."""
 
     version: int
@@ -94,7 +94,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PeerRunning:
     """Calls of one `min_version` that other processes have in an engine."""
 
     engine: str
@@ -103,13 +103,13 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class PeerLoad:
     """What other gateway processes have, where there are any. It comes just before the snapshot that counts their calls too."""
 
     processes: int
     """Those that place calls, this one included."""
-    queued: tuple[Queued, ...] = ()
-    held: tuple[Held, ...] = ()
+    queued: tuple[PeerQueued, ...] = ()
+    running: tuple[PeerRunning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,11 @@ class Plan:
     newest: int
     """The newest version: calls of an older `min_version` are late."""
     pulling: tuple[str, ...] = ()
-    """Engines that were told to pull it, and are still open."""
+    """Engines that have to pull it, and are still open."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class SpeedFitted:
     """The fitted speed of an engine (`scheduler.policies.throughput`)."""
 
     engine: str
@@ -143,7 +143,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A call that runs in an engine is to be given back; it then arrives anew. `to`: where it is expected to go."""
+    """A call that runs in an engine is to be given back; it then arrives again. `to`: where it is expected to go."""
 
     call: str
     engine: str

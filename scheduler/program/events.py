@@ -25,13 +25,13 @@ Step = Literal[
 ]
 """The steps that can be taken with an engine:
 
-- launch, stop: a process, or a connection to an engine that is there; quarantine: out of use, and nobody tries again;
+- launch, stop: a process, or a connection to an engine that is there; quarantine: out of use, without another attempt;
 - drain: no request gets in, those inside go on elsewhere;
 - sleep: no request gets in, those inside go on elsewhere, and then the engine frees its memory; wake: it has its memory and the
   newest weights, and holds no request;
 - hold: no request gets in; abort: the engine gives its requests back; settle: the gateway has seen the end of each;
 - handback: like abort, but requests whose sampler cannot move stay; freeze: what is inside stays and samples nothing;
-- load, label, resume: the new weights, their name, and go; probe: only the gateway asks, and holds back what frozen requests say;
+- load, label, resume: the new weights, their name, and resuming; probe: only the gateway sends requests;
 - open: it is what it should be; what was held back is delivered, and requests get in.
 """
 
@@ -40,7 +40,7 @@ Step = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class Started:
     """The gateway starts, and this version is the newest that was live."""
 
     version: int
@@ -61,8 +61,8 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """An engine died, does not answer, or says nothing any more."""
+class EngineLost:
+    """An engine died or no longer responds."""
 
     engine: str
     reason: str
@@ -76,7 +76,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class StepResult:
     """A step has ended."""
 
     engine: str
@@ -87,29 +87,29 @@ class Done:
     pinned: int = 0
     """After `hold`: requests inside whose sampler cannot move."""
     excused: bool = False
-    """After a failure: the version did not come to the engine, so nothing is known of it."""
+    """After a failure: the engine did not receive the version, which may be fine."""
 
 
 # Messages between parts of the program
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
-    """An engine was launched with the weights of a version, which nobody has confirmed."""
+class EngineLaunched:
+    """An engine was launched with the weights of a version, which are not confirmed."""
 
     engine: str
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class EngineUnavailable:
     """An engine is not there: for good, or until it is launched again."""
 
     engine: str
     final: bool
     removed: bool = False
     asleep: bool = False
-    """Nobody waits for it, and it has not failed: it comes back, as a fresh one, when it is woken."""
+    """It is not needed, and has not failed: it returns as a new one when it is woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The version that every engine shall come to."""
+    """The version that every engine has to load."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement on a version on trial (`trial.py`)."""
+    """The judgment on a version on trial (`trial.py`)."""
 
     version: int
     kind: Literal["doubted", "tried", "bad"]
@@ -143,7 +143,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeout:
-    """A step's deadline. `serial` says which step it was."""
+    """A step's deadline. `serial` identifies the step."""
 
     engine: str
     step: Step
@@ -151,7 +151,7 @@ class StepTimeout:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Relaunch:
     """Time to launch an engine again, if nothing was decided about it since `serial`."""
 
     engine: str
@@ -162,8 +162,8 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Do:
-    """A step to begin. The answer is a `Done` with the same engine, step and version."""
+class StepCommand:
+    """A step to begin. The answer is a `StepResult` with the same engine, step and version."""
 
     engine: str
     step: Step
@@ -172,7 +172,7 @@ class Do:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class UpdateResult:
     """An update has ended: live on at least one engine and under way on none, or failed on all."""
 
     version: int

@@ -21,19 +21,19 @@ from typing import Any, Literal
 from scheduler.program.calls import Opened
 from scheduler.program.events import (
     Added,
-    Again,
-    Begun,
-    Do,
-    Done,
-    Ended,
+    EngineLaunched,
+    EngineLost,
+    EngineUnavailable,
     Failed,
-    Fresh,
-    Gone,
-    Lost,
+    Relaunch,
     Removed,
+    Started,
     Step,
+    StepCommand,
+    StepResult,
     StepTimeout,
     Target,
+    UpdateResult,
     Verdict,
 )
 from scheduler.program.nodes import Asleep, Wanted
@@ -82,16 +82,16 @@ class _Life:
 
 
 class Fleet(Reactor):
-    """The engines of one model. The reactions decide; the last one tells what was decided, once a tag."""
+    """The engines of one model. The reactions decide; the last one emits the decisions, once a tag."""
 
     def __init__(self, name: str, settings: FleetSettings) -> None:
         super().__init__(name)
         self._settings = settings
         self._lives: dict[str, _Life] = {}
         self._unlent: set[str] = set()
-        """Engines that shall sleep because of their nodes, also such as are not there yet."""
+        """Engines that must sleep because of their nodes, including engines that do not exist yet."""
         self._paused: set[str] = set()
-        """Engines that shall sleep because a person says so."""
+        """Engines that must sleep because a person requested it."""
         self._asleep: list[Asleep] = []
         self._version = 0
         """The newest version that is not bad."""
@@ -103,58 +103,62 @@ class Fleet(Reactor):
         self._doubted = False
         self._serials = itertools.count(1)
         self._outbox = Outbox()
-        self.begun = self.physical("begun", Begun)
+        self.started = self.physical("started", Started)
         self.added = self.physical("added", Added)
         self.removed = self.physical("removed", Removed)
-        self.lost = self.physical("lost", Lost)
-        self.asked = self.physical("asked", Wanted)
-        self.done = self.physical("done", Done)
-        self.again = self.logical("again", Again)
+        self.lost = self.physical("lost", EngineLost)
+        self.requested = self.physical("requested", Wanted)
+        self.step_result = self.physical("step_result", StepResult)
+        self.relaunch = self.logical("relaunch", Relaunch)
         self.late = self.logical("late", StepTimeout)
         self.failed = self.input("failed", tuple[Failed, ...])
         self.target = self.input("target", Target)
         self.opened = self.input("opened", Opened)
-        self.ended = self.input("ended", Ended)
+        self.ended = self.input("ended", UpdateResult)
         self.wanted = self.input("wanted", tuple[Wanted, ...])
-        self.commands = self.output("commands", tuple[Do, ...])
-        self.fresh = self.output("fresh", Fresh)
-        self.gone = self.output("gone", tuple[Gone, ...])
+        self.commands = self.output("commands", tuple[StepCommand, ...])
+        self.launched = self.output("launched", EngineLaunched)
+        self.unavailable = self.output("unavailable", tuple[EngineUnavailable, ...])
         self.asleep = self.output("asleep", tuple[Asleep, ...])
         self.verdict = self.output("verdict", Verdict)
-        self.reaction(self._on_begun, on=[self.begun])
+        self.reaction(self._on_started, on=[self.started])
         self.reaction(self._on_target, on=[self.target], writes=[self.late])
         self.reaction(self._on_ended, on=[self.ended])
         self.reaction(self._on_opened, on=[self.opened], writes=[self.late])
         self.reaction(self._on_wanted, on=[self.wanted], writes=[self.late])
-        self.reaction(self._on_asked, on=[self.asked], writes=[self.late])
+        self.reaction(self._on_requested, on=[self.requested], writes=[self.late])
         self.reaction(self._on_added, on=[self.added], writes=[self.late])
-        self.reaction(self._on_done, on=[self.done], writes=[self.fresh, self.again, self.late])
-        self.reaction(self._on_again, on=[self.again], writes=[self.late])
-        self.reaction(self._on_late, on=[self.late], writes=[self.late, self.again])
-        self.reaction(self._on_failed, on=[self.failed], writes=[self.late, self.again])
-        self.reaction(self._on_lost, on=[self.lost], writes=[self.late, self.again])
+        self.reaction(
+            self._on_step_result, on=[self.step_result], writes=[self.launched, self.relaunch, self.late]
+        )
+        self.reaction(self._on_relaunch, on=[self.relaunch], writes=[self.late])
+        self.reaction(self._on_late, on=[self.late], writes=[self.late, self.relaunch])
+        self.reaction(self._on_failed, on=[self.failed], writes=[self.late, self.relaunch])
+        self.reaction(self._on_lost, on=[self.lost], writes=[self.late, self.relaunch])
         self.reaction(self._on_removed, on=[self.removed], writes=[self.late])
         every: list[Source[Any]] = [
             self.target,
             self.ended,
             self.opened,
             self.wanted,
-            self.asked,
+            self.requested,
             self.added,
-            self.done,
-            self.again,
+            self.step_result,
+            self.relaunch,
             self.late,
             self.failed,
             self.lost,
             self.removed,
         ]
-        self.reaction(self._tell, on=every, writes=[self.commands, self.gone, self.asleep, self.verdict])
+        self.reaction(
+            self._emit, on=every, writes=[self.commands, self.unavailable, self.asleep, self.verdict]
+        )
 
-    def _on_begun(self, now: Context) -> None:
-        self._version = self._live = now[self.begun].version
+    def _on_started(self, now: Context) -> None:
+        self._version = self._live = now[self.started].version
 
     def _on_target(self, now: Context) -> None:
-        """New weights: engines that were given up get another chance."""
+        """Retry engines that were given up, because there are new weights."""
         self._version = version = now[self.target].version
         self._trial = Trial(version, self._live, now.tag.time) if version > self._live else None
         self._bad = None
@@ -197,23 +201,23 @@ class Fleet(Reactor):
             return
         self._lives[engine] = _Life()
         if self._unwanted(engine):  # the engine may be there already, and awake
-            self._outbox.gone.append(Gone(engine, final=True, asleep=True))
+            self._outbox.unavailable.append(EngineUnavailable(engine, final=True, asleep=True))
             self._fall(now, engine, "it was added, and its node is not lent")
         else:
-            self._outbox.gone.append(Gone(engine, final=False))
+            self._outbox.unavailable.append(EngineUnavailable(engine, final=False))
             self._launch(now, engine, "it was added")
 
     def _on_wanted(self, now: Context) -> None:
         for wanted in now[self.wanted]:
             self._want(now, wanted, self._unlent)
 
-    def _on_asked(self, now: Context) -> None:
-        asked = now[self.asked]
-        if asked.engine in self._lives:
-            self._want(now, asked, self._paused)
+    def _on_requested(self, now: Context) -> None:
+        requested = now[self.requested]
+        if requested.engine in self._lives:
+            self._want(now, requested, self._paused)
 
     def _want(self, now: Context, wanted: Wanted, refused: set[str]) -> None:
-        """`refused`: the engines that those who say this do not want awake."""
+        """`refused`: the engines that one source of requests does not want awake."""
         engine, life = wanted.engine, self._lives.get(wanted.engine)
         slept = self._unwanted(engine)
         (refused.discard if wanted.awake else refused.add)(engine)
@@ -231,7 +235,7 @@ class Fleet(Reactor):
     def _unwant(self, now: Context, engine: str, life: _Life, reason: str) -> None:
         """Put an awake engine to sleep, and stop one that is starting or useless."""
         self._give_no_evidence(engine)
-        self._outbox.gone.append(Gone(engine, final=True, asleep=True))
+        self._outbox.unavailable.append(EngineUnavailable(engine, final=True, asleep=True))
         match life.phase:
             case "up" | "waking":
                 self._fall(now, engine, reason)
@@ -242,51 +246,63 @@ class Fleet(Reactor):
             case _:
                 pass  # the engine is being stopped, and rests afterwards
 
-    def _on_done(self, now: Context) -> None:
-        done = now[self.done]
-        life = self._lives.get(done.engine)
-        if life is None or life.version != done.version:
+    def _on_step_result(self, now: Context) -> None:
+        step_result = now[self.step_result]
+        life = self._lives.get(step_result.engine)
+        if life is None or life.version != step_result.version:
             return
-        match life.phase, done.step:
-            case "launching", "launch" if done.ok:
+        match life.phase, step_result.step:
+            case "launching", "launch" if step_result.ok:
                 life.phase, life.was_up, life.warm = "up", True, True
-                now.set(self.fresh, Fresh(done.engine, done.version), why="its process answers")
+                now.set(
+                    self.launched,
+                    EngineLaunched(step_result.engine, step_result.version),
+                    why="its process answers",
+                )
             case "launching", "launch":
-                self._trouble(now, done.engine, done.detail, -1 if done.excused else life.version)
-            case "waking", "wake" if done.ok:
+                self._trouble(
+                    now, step_result.engine, step_result.detail, -1 if step_result.excused else life.version
+                )
+            case "waking", "wake" if step_result.ok:
                 life.phase = "up"
-                now.set(self.fresh, Fresh(done.engine, done.version), why="it is awake")
+                now.set(
+                    self.launched, EngineLaunched(step_result.engine, step_result.version), why="it is awake"
+                )
             case "waking", "wake":
-                self._trouble(now, done.engine, done.detail, -1 if done.excused else life.version)
-            case "falling", "sleep" if done.ok:
-                self._rest(done.engine)
-                if not self._unwanted(done.engine):
-                    self._rouse(now, done.engine, "it is wanted again")
+                self._trouble(
+                    now, step_result.engine, step_result.detail, -1 if step_result.excused else life.version
+                )
+            case "falling", "sleep" if step_result.ok:
+                self._rest(step_result.engine)
+                if not self._unwanted(step_result.engine):
+                    self._rouse(now, step_result.engine, "it is wanted again")
             case "falling", "sleep":
-                self._stop(now, done.engine, f"it does not go to sleep: {done.detail}")
+                self._stop(now, step_result.engine, f"it does not go to sleep: {step_result.detail}")
             case "draining", "drain":
                 life.phase = "ending"
-                self._do(now, done.engine, "stop", "it was removed", self._settings.stop_s)
+                self._do(now, step_result.engine, "stop", "it was removed", self._settings.stop_s)
             case "ending", "stop":
-                self._forget(done.engine)
-            case "stopping", "stop" if self._unwanted(done.engine):
+                self._forget(step_result.engine)
+            case "stopping", "stop" if self._unwanted(step_result.engine):
                 life.warm = False
-                self._rest(done.engine)
+                self._rest(step_result.engine)
             case "stopping", "stop":
                 life.phase, life.warm = "waiting", False
-                now.schedule(self.again, Again(done.engine, life.serial), after=self._backoff(life))
+                now.schedule(
+                    self.relaunch, Relaunch(step_result.engine, life.serial), after=self._backoff(life)
+                )
             case _:
                 pass  # an answer to a question that was withdrawn
 
-    def _on_again(self, now: Context) -> None:
-        again = now[self.again]
-        life = self._lives.get(again.engine)
-        if life is None or life.serial != again.serial:
+    def _on_relaunch(self, now: Context) -> None:
+        relaunch = now[self.relaunch]
+        life = self._lives.get(relaunch.engine)
+        if life is None or life.serial != relaunch.serial:
             return
         if life.phase == "waiting":
-            self._launch(now, again.engine, f"restart {len(life.restarts)}")
+            self._launch(now, relaunch.engine, f"restart {len(life.restarts)}")
         elif life.phase == "down":
-            self._stop(now, again.engine, "it was given up a while ago")
+            self._stop(now, relaunch.engine, "it was given up a while ago")
 
     def _on_late(self, now: Context) -> None:
         late = now[self.late]
@@ -311,11 +327,11 @@ class Fleet(Reactor):
         if phase == "stopping" and not self._unwanted(engine):
             self._give_up(now, engine, reason)
             return
-        self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
+        self._outbox.commands.append(StepCommand(engine, "quarantine", self._version, reason))
         if phase == "stopping":  # the engine is not needed now: it is tried again when it is wanted
             self._lives[engine].warm = False
             self._rest(engine)
-        else:  # the engine was removed: nobody would try again
+        else:  # the engine was removed: nothing would try again
             self._forget(engine)
 
     def _on_failed(self, now: Context) -> None:
@@ -334,22 +350,22 @@ class Fleet(Reactor):
         if life is None or life.phase in ("draining", "ending"):
             return
         self._give_no_evidence(engine)
-        self._outbox.gone.append(Gone(engine, final=True, removed=True))
+        self._outbox.unavailable.append(EngineUnavailable(engine, final=True, removed=True))
         if life.phase == "stopping":
             life.phase = "ending"  # the stop that has begun is the last step: there is no request to drain
         else:
             life.phase = "draining"
             self._do(now, engine, "drain", "it was removed", self._settings.drain_s)
 
-    def _tell(self, now: Context) -> None:
-        self._outbox.send(now, self.commands, self.gone)
+    def _emit(self, now: Context) -> None:
+        self._outbox.send(now, self.commands, self.unavailable)
         if self._asleep:
             why = "; ".join(f"{a.engine} {'sleeps' if a.warm else 'has no process'}" for a in self._asleep)
             now.set(self.asleep, tuple(self._asleep), why=why)
         self._asleep = []
-        self._tell_verdict(now)
+        self._emit_verdict(now)
 
-    def _tell_verdict(self, now: Context) -> None:
+    def _emit_verdict(self, now: Context) -> None:
         trial = self._trial
         doubted = trial is not None and bool(trial.failed)
         if trial is not None and trial.version == self._bad:
@@ -359,7 +375,7 @@ class Fleet(Reactor):
         elif trial is not None and doubted != self._doubted:
             why = "; ".join(f"{engine}: {reason}" for engine, reason in trial.failed.items())
             verdict = Verdict(trial.version, "doubted" if doubted else "tried", trial.live, why)
-            now.set(self.verdict, verdict, why=why or "whoever failed with it is at fault")
+            now.set(self.verdict, verdict, why=why or "the engine that failed with it is at fault")
         self._doubted = doubted
 
     def _trouble(self, now: Context, engine: str, reason: str, version: int) -> None:
@@ -386,8 +402,8 @@ class Fleet(Reactor):
             self._start_over(now, engine, reason)
 
     def _start_over(self, now: Context, engine: str, reason: str, version: int | None = None) -> None:
-        """Restarts an engine: stops its process, and launches one with the version that engines are launched with now."""
-        self._outbox.gone.append(Gone(engine, final=False))
+        """Restart an engine: stop its process, and launch one with the version that engines are launched with now."""
+        self._outbox.unavailable.append(EngineUnavailable(engine, final=False))
         self._stop(now, engine, reason, version)
 
     def _give_no_evidence(self, engine: str) -> None:
@@ -399,11 +415,11 @@ class Fleet(Reactor):
         self._give_no_evidence(engine)
         life.phase = "down"
         life.serial = next(self._serials)
-        self._outbox.gone.append(Gone(engine, final=True))
-        self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
+        self._outbox.unavailable.append(EngineUnavailable(engine, final=True))
+        self._outbox.commands.append(StepCommand(engine, "quarantine", self._version, reason))
         if life.was_up or self._settings.insist:
             after = int(self._settings.revive_s * SECOND)
-            now.schedule(self.again, Again(engine, life.serial), after=after)
+            now.schedule(self.relaunch, Relaunch(engine, life.serial), after=after)
 
     def _stop(self, now: Context, engine: str, reason: str, version: int | None = None) -> None:
         self._lives[engine].phase = "stopping"
@@ -432,7 +448,7 @@ class Fleet(Reactor):
             self._launch(now, engine, reason)
 
     def _forget(self, engine: str) -> None:
-        """Forgets an engine that is gone, and frees what it held."""
+        """Forget a removed engine, and free what it held."""
         del self._lives[engine]
         self._unlent.discard(engine)
         self._paused.discard(engine)
@@ -452,7 +468,7 @@ class Fleet(Reactor):
             version = self._version if self._trial is None else self._trial.launched
         life = self._lives[engine]
         life.version, life.serial = version, next(self._serials)
-        self._outbox.commands.append(Do(engine, step, version, reason))
+        self._outbox.commands.append(StepCommand(engine, step, version, reason))
         now.schedule(self.late, StepTimeout(engine, step, life.serial), after=int(deadline_s * SECOND))
 
     def _backoff(self, life: _Life) -> int:

@@ -19,8 +19,8 @@ from typing import Any
 from scheduler.policies import lending as policy
 from scheduler.policies.lending import LendingSettings
 from scheduler.program.calls import Opened
-from scheduler.program.events import Gone
-from scheduler.program.node_state import Awake, Batches, Engine, Node, Way
+from scheduler.program.events import EngineUnavailable
+from scheduler.program.node_state import Awake, Batches, NodeEngine, ProgramNode, Way
 from scheduler.program.nodes import (
     Asleep,
     Claimed,
@@ -46,8 +46,8 @@ class Lending(Reactor):
         """`models`: for each model, what the names of its ports end with."""
         super().__init__(name)
         self._settings = settings
-        self._nodes: dict[str, Node] = {}
-        self._engines: dict[str, Engine] = {}
+        self._nodes: dict[str, ProgramNode] = {}
+        self._engines: dict[str, NodeEngine] = {}
         self._batches = Batches(settings.smooth_s)
         self._serials = itertools.count(1)
         self._roles: dict[str, RoleIs] = {}
@@ -61,7 +61,10 @@ class Lending(Reactor):
         self.lapse = self.logical("lapse", Lapse)
         self.overdue = self.logical("overdue", Overdue)
         self.opened = {model: self.input(f"opened_{slug}", Opened) for model, slug in models.items()}
-        self.gone = {model: self.input(f"gone_{slug}", tuple[Gone, ...]) for model, slug in models.items()}
+        self.unavailable = {
+            model: self.input(f"unavailable_{slug}", tuple[EngineUnavailable, ...])
+            for model, slug in models.items()
+        }
         self.asleep = {
             model: self.input(f"asleep_{slug}", tuple[Asleep, ...]) for model, slug in models.items()
         }
@@ -84,16 +87,16 @@ class Lending(Reactor):
             *(self.lapse, self.overdue, self.filling),
         ]
         for model, slug in models.items():
-            heard: tuple[tuple[str, Input[Any], Any], ...] = (
-                ("gone", self.gone[model], self._on_gone),
+            received: tuple[tuple[str, Input[Any], Any], ...] = (
+                ("unavailable", self.unavailable[model], self._on_unavailable),
                 ("asleep", self.asleep[model], self._on_asleep),
                 ("opened", self.opened[model], self._on_opened),
             )
-            for what, port, react in heard:
+            for what, port, react in received:
                 self.reaction(partial(react, model, port), on=[port], name=f"on_{what}_{slug}")
                 every.append(port)
         self.reaction(self._consider, on=every, writes=switches)
-        self.reaction(self._tell, on=every, writes=[self.roles, self.wanted])
+        self.reaction(self._emit, on=every, writes=[self.roles, self.wanted])
 
     # Nodes and engines come and go
 
@@ -102,7 +105,7 @@ class Lending(Reactor):
         tags, known = frozenset(added.tags), self._nodes.get(added.node)
         if known is not None and known.tags == tags:
             return
-        node = self._nodes[added.node] = Node(added.node, tags) if known is None else known
+        node = self._nodes[added.node] = ProgramNode(added.node, tags) if known is None else known
         node.tags = tags
         node.claimed, node.near, node.way, node.called_back_at = False, False, None, None
         node.unsure = "train" in tags
@@ -127,7 +130,7 @@ class Lending(Reactor):
         node = self._nodes.get(hosted.node)
         if node is None:
             return
-        self._engines[hosted.engine] = Engine(hosted.node)
+        self._engines[hosted.engine] = NodeEngine(hosted.node)
         node.engines[hosted.engine] = None
         self._want(hosted.engine, node.lent, f"it lives on {hosted.node}, which is {node.role}")
         if node.way is not None:
@@ -138,11 +141,11 @@ class Lending(Reactor):
         if known is not None and known.node:
             del self._nodes[known.node].engines[engine]
 
-    def _on_gone(self, model: str, port: Input[tuple[Gone, ...]], now: Context) -> None:
-        for gone in now[port]:
-            engine = self._heard(gone.engine, model)
+    def _on_unavailable(self, model: str, port: Input[tuple[EngineUnavailable, ...]], now: Context) -> None:
+        for unavailable in now[port]:
+            engine = self._engine_of(unavailable.engine, model)
             engine.open = engine.asleep = False
-            engine.leaving |= gone.removed
+            engine.leaving |= unavailable.removed
 
     def _on_asleep(self, model: str, port: Input[tuple[Asleep, ...]], now: Context) -> None:
         for asleep in now[port]:
@@ -152,20 +155,20 @@ class Lending(Reactor):
             engine.model, engine.open, engine.asleep, engine.warm = model, False, True, asleep.warm
             node = self._nodes.get(engine.node)
             if node is not None and (node.way == "call back" or engine.leaving):
-                self._done(now, asleep.engine, node)
+                self._switched(now, asleep.engine, node)
             if engine.leaving:
                 self._drop(asleep.engine)
 
     def _on_opened(self, model: str, port: Input[Opened], now: Context) -> None:
         name = now[port].engine
-        engine = self._heard(name, model)
+        engine = self._engine_of(name, model)
         engine.open, engine.asleep, engine.warm = True, False, True
         node = self._nodes.get(engine.node)
         if node is not None and node.way == "lend":
-            self._done(now, name, node)
+            self._switched(now, name, node)
 
-    def _heard(self, name: str, model: str) -> Engine:
-        engine = self._engines.setdefault(name, Engine())
+    def _engine_of(self, name: str, model: str) -> NodeEngine:
+        engine = self._engines.setdefault(name, NodeEngine())
         engine.model = model
         return engine
 
@@ -203,15 +206,15 @@ class Lending(Reactor):
         if node is not None and node.claim == lapse.serial:
             self._free(node, f"no trainer has spoken for {self._settings.claim_s:g} s")
 
-    def _free(self, node: Node, reason: str) -> None:
+    def _free(self, node: ProgramNode, reason: str) -> None:
         had = node.claimed or node.unsure
         node.claimed = node.unsure = node.near = False
         node.claim = next(self._serials)
         if had and node.way is None:
             self._role(node, "idle", reason)
 
-    def _expect(self, now: Context, node: Node) -> None:
-        """The trainer has spoken; it is to speak again."""
+    def _expect(self, now: Context, node: ProgramNode) -> None:
+        """Renew the deadline of a trainer that has sent a request."""
         node.claim = next(self._serials)
         now.schedule(self.lapse, Lapse(node.name, node.claim), after=_ns(self._settings.claim_s))
 
@@ -220,11 +223,11 @@ class Lending(Reactor):
 
     # Switches
 
-    def _call_back(self, now: Context, node: Node, reason: str) -> None:
+    def _call_back(self, now: Context, node: ProgramNode, reason: str) -> None:
         node.lent = False
         self._begin(now, node, "call back", reason)
 
-    def _begin(self, now: Context, node: Node, way: Way, reason: str) -> None:
+    def _begin(self, now: Context, node: ProgramNode, way: Way, reason: str) -> None:
         node.way, node.began, node.serial = way, now.tag.time, next(self._serials)
         node.pending = set()
         for engine in node.engines:
@@ -239,8 +242,8 @@ class Lending(Reactor):
         self._role(node, "switching", reason)
         now.schedule(self.overdue, Overdue(node.name, node.serial), after=_ns(self._settings.deadline_s))
 
-    def _done(self, now: Context, engine: str, node: Node) -> None:
-        """An engine has done what its node's switch waits for, or is there no more."""
+    def _switched(self, now: Context, engine: str, node: ProgramNode) -> None:
+        """Handle an engine that has done what its node's switch waits for, or was removed."""
         if node.way is None or engine not in node.pending:
             return
         node.pending.discard(engine)
@@ -250,7 +253,7 @@ class Lending(Reactor):
             mean.measured(seconds)
             self._end(node, f"it took {seconds:.2f} s")
 
-    def _end(self, node: Node, reason: str) -> None:
+    def _end(self, node: ProgramNode, reason: str) -> None:
         way, node.way, node.pending = node.way, None, set()
         role: Role = "rollout" if way == "lend" else "train" if node.claimed else "idle"
         self._role(node, role, reason)
@@ -283,7 +286,7 @@ class Lending(Reactor):
             elif node.way is None:
                 self._consider_lending(now, node, awake)
 
-    def _consider_lending(self, now: Context, node: Node, awake: Awake) -> None:
+    def _consider_lending(self, now: Context, node: ProgramNode, awake: Awake) -> None:
         models = self._models(node)
         cold = any(not self._engines[engine].warm for engine in node.engines)
         called_back = node.called_back_at
@@ -304,7 +307,7 @@ class Lending(Reactor):
         elif verdict.near:
             self._near(node, verdict.reason)
 
-    def _consider_calling_back(self, now: Context, node: Node, awake: Awake) -> None:
+    def _consider_calling_back(self, now: Context, node: ProgramNode, awake: Awake) -> None:
         staying = sum(awake.of[model] - awake.lent[node.model, model] for model in self._models(node))
         state = policy.Lent(
             wait_s=self._batches.wait_s(node.model),
@@ -319,13 +322,13 @@ class Lending(Reactor):
             node.near, node.called_back_at = True, now.tag.time
             self._call_back(now, node, verdict.reason)
 
-    def _near(self, node: Node, reason: str) -> None:
-        """Nobody else has a use for the node before the batch is whole."""
+    def _near(self, node: ProgramNode, reason: str) -> None:
+        """Mark a node that has no other use before the batch is whole."""
         if not node.near:
             node.near = True
             self._role(node, node.role, reason)
 
-    def _models(self, node: Node) -> list[str]:
+    def _models(self, node: ProgramNode) -> list[str]:
         return sorted({self._engines[engine].model for engine in node.engines})
 
     # Reports
@@ -333,11 +336,11 @@ class Lending(Reactor):
     def _want(self, engine: str, awake: bool, reason: str) -> None:
         self._wanted[engine] = Wanted(engine, awake, reason)
 
-    def _role(self, node: Node, role: Role, reason: str) -> None:
+    def _role(self, node: ProgramNode, role: Role, reason: str) -> None:
         node.role = role
         self._roles[node.name] = RoleIs(node.name, role, reason, node.near)
 
-    def _tell(self, now: Context) -> None:
+    def _emit(self, now: Context) -> None:
         if self._roles:
             why = "; ".join(f"{role.node}: {role.reason}" for role in self._roles.values())
             now.set(self.roles, tuple(self._roles.values()), why=why)

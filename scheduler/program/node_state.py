@@ -1,7 +1,7 @@
 """The state that lending decides on: nodes, their engines, and the batches that their trainers wait for.
 
 Invariants: an engine is in the `Node.engines` of the node that it names, and of no other; `Engine.node` is empty if it lives on
-no node, or was heard of before its node.
+no node, or was reported before its node.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Way = Literal["lend", "call back"]
 
 
 @dataclass(slots=True)
-class Engine:
+class NodeEngine:
     """An engine, and how it is."""
 
     node: str = ""
     model: str = ""
-    """Empty: it has not been heard of yet."""
+    """Empty: it has not been reported yet."""
     open: bool = False
     asleep: bool = False
     warm: bool = False
@@ -32,7 +32,7 @@ class Engine:
 
 
 @dataclass(slots=True)
-class Node:
+class ProgramNode:
     """A node, whose it is, and what it costs to switch it."""
 
     name: str
@@ -44,11 +44,11 @@ class Node:
     """The model whose trainer spoke last."""
     claimed: bool = False
     unsure: bool = False
-    """Nobody has spoken of it yet: it may be claimed."""
+    """Its trainer has sent nothing yet: it may be claimed."""
     lent: bool = False
     """Its engines are wanted awake."""
     near: bool = False
-    """Its trainer may have it at once."""
+    """Its trainer may have it immediately."""
     way: Way | None = None
     """The switch that is under way."""
     cold: bool = False
@@ -61,7 +61,7 @@ class Node:
     serial: int = 0
     """The number of the node's last switch."""
     claim: int = 0
-    """Serial of what the trainer said last."""
+    """Serial of the trainer's last request."""
     wake: Mean = field(default_factory=Mean)
     launch: Mean = field(default_factory=Mean)
     sleep: Mean = field(default_factory=Mean)
@@ -82,7 +82,7 @@ class Node:
 class Awake:
     """Open engines, counted: `of` a model; `on` a node, of a model; `lent`, by a trainer's model, of a model."""
 
-    def __init__(self, engines: dict[str, Engine], nodes: dict[str, Node]) -> None:
+    def __init__(self, engines: dict[str, NodeEngine], nodes: dict[str, ProgramNode]) -> None:
         self.of: Counter[str] = Counter()
         self.on: Counter[tuple[str, str]] = Counter()
         self.lent: Counter[tuple[str, str]] = Counter()
@@ -109,14 +109,14 @@ class Batches:
         """Note how full a model's batch is now."""
         self._filling[filling.model] = filling
         pace = self._paces.setdefault(filling.model, Pace(self._smooth_s))
-        pace.seen(now_s, filling.buffer, filling.groups, filling.size, filling.ahead)
+        pace.update(now_s, filling.buffer, filling.groups, filling.size, filling.ahead)
 
     def trained(self, model: str, busy_s: float) -> None:
-        """A trainer computed so long on the groups of one."""
+        """Record the time that a trainer computed on a batch's groups."""
         self._training.setdefault(model, Mean()).measured(busy_s)
 
     def wait_s(self, model: str) -> float:
-        """Predicted, until the batch is whole; infinite if nobody can say."""
+        """Predicted, until the batch is whole; infinite if unknown."""
         pace = self._paces.get(model)
         if pace is None:
             return float("inf")
@@ -125,7 +125,7 @@ class Batches:
         return batch_wait_s(pace.wait_s, missing, filling.due, filling.longest_s)
 
     def train_s(self, model: str) -> float:
-        """Seconds that computing on the groups of one batch takes; 0 while unknown."""
+        """Return the seconds that computing on the groups of one batch takes; 0 while unknown."""
         mean = self._training.get(model)
         return mean.value if mean is not None else 0.0
 

@@ -56,7 +56,7 @@ class Released:
     model: str
     busy_s: float = 0.0
     """Seconds that it computed on the groups of its newest trained batch, without the step at the end and without waiting; 0
-    if it has trained none, or does not say.
+    if it has trained none, or does not report it.
     """
     load_s: float = 0.0
     """Seconds that its weights took to come back to the node when it was claimed last; 0 if they never left it."""
@@ -82,7 +82,7 @@ class Filling:
     due: int = 0
     """Groups that run and can be in no later batch."""
     longest_s: float = 0.0
-    """Predicted seconds until the last of them is over; 0: nobody can say."""
+    """Predicted seconds until the last of them is over; 0: unknown."""
 
     @classmethod
     def of(
@@ -95,7 +95,7 @@ class Filling:
         longest_s: Callable[[int], float] | None = None,
     ) -> Self:
         """Read it from a trained model's ledger. A truncated batch gets no more groups than it has. `longest_s`: predicted
-        seconds until the last call of a `min_version`, or of an older one, is over; None: nobody can say."""
+        seconds until the last call of a `min_version`, or of an older one, is over; None: unknown."""
         buffer = rule.next_buffer
         last = -1 if rule.max_age is None else buffer - rule.max_age
         due = sum(g.state == "reserved" and g.version <= last for g in rule.groups()) if last >= 0 else 0
@@ -139,7 +139,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """A trainer has said nothing of its node for so long that it may be gone, unless something came after `serial`."""
+    """A trainer has sent nothing about its node for too long and may be dead, unless something arrived after `serial`."""
 
     node: str
     serial: int
@@ -147,7 +147,7 @@ class Lapse:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A switch's deadline. `serial` says which switch it was."""
+    """A switch's deadline. `serial` identifies the switch."""
 
     node: str
     serial: int

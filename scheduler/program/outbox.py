@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler.program.events import Do, Gone
+from scheduler.program.events import EngineUnavailable, StepCommand
 from scheduler.reactor import Context, Output
 
 
@@ -12,14 +12,23 @@ from scheduler.reactor import Context, Output
 class Outbox:
     """Empty between tags."""
 
-    commands: list[Do] = field(default_factory=list)
-    gone: list[Gone] = field(default_factory=list)
+    commands: list[StepCommand] = field(default_factory=list)
+    unavailable: list[EngineUnavailable] = field(default_factory=list)
 
-    def send(self, now: Context, commands: Output[tuple[Do, ...]], gone: Output[tuple[Gone, ...]]) -> None:
-        """Set the ports that have something to say."""
+    def send(
+        self,
+        now: Context,
+        commands: Output[tuple[StepCommand, ...]],
+        unavailable: Output[tuple[EngineUnavailable, ...]],
+    ) -> None:
+        """Set the ports that have values."""
         if self.commands:
             why = "; ".join(f"{do.engine}: {do.reason}" for do in self.commands)
             now.set(commands, tuple(self.commands), why=why)
-        if self.gone:
-            now.set(gone, tuple(self.gone), why="; ".join(f"{g.engine} is gone" for g in self.gone))
-        self.commands, self.gone = [], []
+        if self.unavailable:
+            now.set(
+                unavailable,
+                tuple(self.unavailable),
+                why="; ".join(f"{g.engine} is unavailable" for g in self.unavailable),
+            )
+        self.commands, self.unavailable = [], []

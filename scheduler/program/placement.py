@@ -3,14 +3,14 @@
 Owns the waiting calls and the engine of each running call, from events alone (`calls.py`). This state is speculative: a decision
 counts before any engine shows it. The policies decide: `placement`, `sync`, `migration`. Invariants:
 - a call is placed on no engine whose version is below its `min_version`;
-- a call that arrived is placed once, unless it leaves first; then nothing is said about it until it arrives again;
+- a call that arrived is placed once, unless it leaves first; then nothing is decided about it until it arrives again;
 - a call waits only while no open engine has room for it, or for an earlier call that must be trained sooner;
 - while a call waits that no open engine may sample, an engine is on its way to the newest version (order `pull`);
-- no call is moved at the moment at which an engine is told to pull.
+- no call is moved at the moment at which an engine has to pull.
 
 Where there are several gateway processes the coordinator has one of these, which decides about pulls, and every other
 process one for its own calls (`follower_placement.py`). It gets the same snapshots and what was decided (`Plan`), so its calls
-go where this one would send them; what waits elsewhere has its place in the order of the queue (`Others`).
+go where this one would send them; what waits elsewhere has its place in the order of the queue (`PeerLoad`).
 
 Every event costs the logarithm of the number of engines and calls; the snapshot, once a second, costs their number.
 """
@@ -26,25 +26,25 @@ from scheduler.policies.migration import MigrationSettings, Movable, moves
 from scheduler.policies.placement import Choice, EngineRequest, Engines, OpenEngine, Rule, footprint
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.policies.throughput import EngineModel
-from scheduler.policies.waterfall import Elsewhere, Waterfall
+from scheduler.policies.waterfall import PeerBacklog, Waterfall
 from scheduler.program.calls import (
     Arrived,
     Closed,
     Demand,
-    Fitted,
     Move,
     Opened,
-    Others,
+    PeerLoad,
     Placed,
     Plan,
-    Seen,
+    Snapshot,
+    SpeedFitted,
 )
-from scheduler.program.events import Begun, Gone, Target, Verdict
+from scheduler.program.events import EngineUnavailable, Started, Target, Verdict
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
 
 _PULL_S = 5.0
-"""An engine that is still open so long after it was told to pull is told again."""
+"""An engine that is still open this long after the command to pull receives it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,42 +96,49 @@ class Placement(Reactor):
         self._target = -1
         self._steps: dict[str, float] = {}
         """Tokens that a call has sampled that was in the engine all the time: what calls have now is what they had, and these."""
-        self._told: dict[str, int] = {}
-        """The times (ns) at which engines were told to pull, until they are open again or gone."""
+        self._pulls: dict[str, int] = {}
+        """The times (ns) of the commands to pull, by engine, until it is open again or dead."""
         self._longest = 0
         """Tokens of the longest conversation that has left an engine."""
         self._foretold = False
         """Lengths of calls are predicted."""
-        self._others: Others | None = None
+        self._peer_load: PeerLoad | None = None
         """Of other processes, once there are any."""
         self._settles = True
-        """No engine was told to pull since the last snapshot, as far as this process follows one that decides."""
-        self.begun = self.physical("begun", Begun)
+        """No engine had to pull since the last snapshot, as far as this process follows one that decides."""
+        self.started = self.physical("started", Started)
         self.demand = self.physical("demand", Demand)
         self.opened = self.physical("opened", Opened)
         self.closed = self.physical("closed", Closed)
-        self.others = self.physical("others", Others)
+        self.peer_load = self.physical("peer_load", PeerLoad)
         self.plan = self.physical("plan", Plan)
-        self.seen = self.physical("seen", Seen)
-        self.fitted = self.physical("fitted", Fitted)
+        self.snapshot = self.physical("snapshot", Snapshot)
+        self.fitted = self.physical("fitted", SpeedFitted)
         self.target = self.input("target", Target)
-        self.gone = self.input("gone", tuple[Gone, ...])
+        self.unavailable = self.input("unavailable", tuple[EngineUnavailable, ...])
         self.verdict = self.input("verdict", Verdict)
         self.placed = self.output("placed", tuple[Placed, ...])
         self.moves = self.output("moves", tuple[Move, ...])
         self.pull = self.output("pull", tuple[str, ...])
-        self.reaction(self._on_begun, on=[self.begun])
-        self.reaction(self._on_gone, on=[self.gone])
+        self.reaction(self._on_started, on=[self.started])
+        self.reaction(self._on_unavailable, on=[self.unavailable])
         self.reaction(self._on_target, on=[self.target])
         self.reaction(self._on_verdict, on=[self.verdict])
         self.reaction(self._on_fitted, on=[self.fitted])
         self.reaction(self._on_closed, on=[self.closed])
         self.reaction(self._on_opened, on=[self.opened])
         self.reaction(self._on_demand, on=[self.demand])
-        self.reaction(self._on_others, on=[self.others])
+        self.reaction(self._on_peer_load, on=[self.peer_load])
         self.reaction(self._on_plan, on=[self.plan])
-        self.reaction(self._on_seen, on=[self.seen])
-        every: list[Source[Any]] = [self.demand, self.opened, self.closed, self.seen, self.target, self.gone]
+        self.reaction(self._on_snapshot, on=[self.snapshot])
+        every: list[Source[Any]] = [
+            self.demand,
+            self.opened,
+            self.closed,
+            self.snapshot,
+            self.target,
+            self.unavailable,
+        ]
         self.reaction(self._decide, on=every, writes=[self.placed, self.moves, self.pull])
 
     @property
@@ -140,21 +147,21 @@ class Placement(Reactor):
         return len(self._waterfall.waiting)
 
     def decided(self) -> Plan:
-        """Return what processes that follow this one are told beside its snapshot. To be read, as `waiting`."""
+        """Return the plan that followers receive with the snapshot. To be read, as `waiting`."""
         engines = self._engines
-        pulling = tuple(sorted(self._told.keys() & engines.open.keys()))
+        pulling = tuple(sorted(self._pulls.keys() & engines.open.keys()))
         return Plan(engines.newest, pulling)
 
     def admitting(self, oldest: int) -> int | None:
         """Return the version of the engine that a new call would get if `oldest` were its `min_version`; None: it would wait.
         To be
         read."""
-        engine = self._engines.best(Elsewhere(oldest, int(self._engines.typical), 1))
+        engine = self._engines.best(PeerBacklog(oldest, int(self._engines.typical), 1))
         return engine.version if engine is not None else None
 
     def longest_s(self, version: int) -> float:
-        """Return the predicted seconds until the last call of this `min_version`, or of an older one, is over; 0: nobody can
-        say.
+        """Return the predicted seconds until the last call of this `min_version`, or of an older one, is over; 0:
+        unknown.
 
         To be read; it changes by events alone.
         """
@@ -163,7 +170,7 @@ class Placement(Reactor):
         return max((self._last_s(engine, version) for engine in self._engines.open.values()), default=0.0)
 
     def _last_s(self, engine: OpenEngine, version: int) -> float:
-        if not any(count and held <= version for held, count in engine.held.items()):
+        if not any(count and oldest <= version for oldest, count in engine.calls_by_version.items()):
             return 0.0
         steps, tokens = self._steps.get(engine.name, 0.0), 0.0
         for run in self._inside[engine.name].values():
@@ -175,27 +182,27 @@ class Placement(Reactor):
 
     # Events
 
-    def _on_begun(self, now: Context) -> None:
-        self._target = max(self._target, now[self.begun].version)
+    def _on_started(self, now: Context) -> None:
+        self._target = max(self._target, now[self.started].version)
         self._engines.published(self._target)
 
     def _on_target(self, now: Context) -> None:
         self._target = now[self.target].version
         self._engines.published(self._target)
-        self._told.clear()
+        self._pulls.clear()
 
     def _on_verdict(self, now: Context) -> None:
-        """A bad version is not the newest any more."""
+        """Stop treating a bad version as the newest."""
         verdict = now[self.verdict]
         if verdict.kind == "bad" and verdict.version == self._target:
             self._target = verdict.live
             self._engines.withdrawn(verdict.live)
-            self._told.clear()
+            self._pulls.clear()
 
-    def _on_gone(self, now: Context) -> None:
-        for gone in now[self.gone]:
-            self._engines.closed(gone.engine)
-            self._told.pop(gone.engine, None)
+    def _on_unavailable(self, now: Context) -> None:
+        for unavailable in now[self.unavailable]:
+            self._engines.closed(unavailable.engine)
+            self._pulls.pop(unavailable.engine, None)
 
     def _on_fitted(self, now: Context) -> None:
         fitted = now[self.fitted]
@@ -210,7 +217,7 @@ class Placement(Reactor):
         kept = [(run.request.version, footprint(run.request)) for run in runs]
         self._engines.opened(opened.engine, opened.version, self._settings.engine, kept)
         if opened.version >= self._target:
-            self._told.pop(opened.engine, None)
+            self._pulls.pop(opened.engine, None)
 
     def _on_demand(self, now: Context) -> None:
         demand = now[self.demand]
@@ -231,26 +238,26 @@ class Placement(Reactor):
             del self._inside[run.engine][call]
             self._engines.ended(run.engine, run.request.version, footprint(run.request), length)
 
-    def _on_others(self, now: Context) -> None:
-        self._others = others = now[self.others]
-        self._waterfall.elsewhere(Elsewhere(q.version, q.length, q.calls) for q in others.queued)
+    def _on_peer_load(self, now: Context) -> None:
+        self._peer_load = peer_load = now[self.peer_load]
+        self._waterfall.elsewhere(PeerBacklog(q.version, q.length, q.calls) for q in peer_load.queued)
 
     def _on_plan(self, now: Context) -> None:
         plan = now[self.plan]
         if plan.newest != self._engines.newest:
             self._engines.withdrawn(plan.newest)
-        self._settles = self._told.keys() >= set(plan.pulling)
-        self._told = dict.fromkeys(plan.pulling, now.tag.time)
+        self._settles = self._pulls.keys() >= set(plan.pulling)
+        self._pulls = dict.fromkeys(plan.pulling, now.tag.time)
 
-    def _on_seen(self, now: Context) -> None:
-        for seen in now[self.seen].engines:
-            self._engines.seen(seen.engine, seen.running, seen.waiting, seen.kv)
-            if seen.running:
-                steps = self._steps.get(seen.engine, 0.0)
-                self._steps[seen.engine] = steps + seen.tokens_per_s / seen.running
-        if (others := self._others) is not None:
-            held = ((one.engine, one.version, one.calls) for one in others.held)
-            self._engines.others(others.processes, held)
+    def _on_snapshot(self, now: Context) -> None:
+        for load in now[self.snapshot].engines:
+            self._engines.apply_snapshot(load.engine, load.running, load.waiting, load.kv)
+            if load.running:
+                steps = self._steps.get(load.engine, 0.0)
+                self._steps[load.engine] = steps + load.tokens_per_s / load.running
+        if (peer_load := self._peer_load) is not None:
+            running = ((one.engine, one.version, one.calls) for one in peer_load.running)
+            self._engines.apply_peer_load(peer_load.processes, running)
         self._engines.refile()
 
     # Decisions
@@ -260,7 +267,7 @@ class Placement(Reactor):
         if placed:
             waiting = len(self._waterfall.waiting)
             now.set(self.placed, tuple(placed), why=f"{waiting} wait" if waiting else "")
-        if now.present(self.seen):
+        if now.present(self.snapshot):
             if not self._pull(now) and self._settles:
                 self._move(now)
         elif now.present(self.target) or not self._legal():
@@ -277,17 +284,17 @@ class Placement(Reactor):
         return all(self._engines.legal(request.version) for request in self._waterfall.heads())
 
     def _pull(self, now: Context) -> bool:
-        """Make engines pull. Return whether one was asked to."""
+        """Make engines pull. Return whether one has to."""
         if not self._settings.pull or self._target < 0:
             return False
         late = now.tag.time - int(_PULL_S * SECOND)
         is_open = self._engines.open
-        self._told = {name: at for name, at in self._told.items() if name not in is_open or at > late}
-        free = [engine for name, engine in is_open.items() if name not in self._told]
+        self._pulls = {name: at for name, at in self._pulls.items() if name not in is_open or at > late}
+        free = [engine for name, engine in is_open.items() if name not in self._pulls]
         heads = self._waterfall.heads()
         named = pulls(
             free,
-            len(self._told),
+            len(self._pulls),
             self._target,
             heads,
             self._choice,
@@ -295,12 +302,12 @@ class Placement(Reactor):
             int(self._engines.typical),
         )
         if named:
-            self._told.update(dict.fromkeys(named, now.tag.time))
-            now.set(self.pull, tuple(named), why=f"towards version {self._target}; {len(heads)} queues wait")
+            self._pulls.update(dict.fromkeys(named, now.tag.time))
+            now.set(self.pull, tuple(named), why=f"to version {self._target}; {len(heads)} queues wait")
         return bool(named)
 
     def _move(self, now: Context) -> None:
-        engines = [engine for name, engine in self._engines.open.items() if name not in self._told]
+        engines = [engine for name, engine in self._engines.open.items() if name not in self._pulls]
         planned = moves(engines, self._movable, self._choice, self._settings.migration, self._engines.times)
         for call, _, _ in planned:
             self._runs[call].moved = True
@@ -308,7 +315,7 @@ class Placement(Reactor):
             now.set(self.moves, tuple(Move(*move) for move in planned), why=f"{len(planned)} would gain")
 
     def _movable(self, engine: str) -> Iterable[Movable]:
-        """The calls that an engine was given and may lose. A call that was told to move is on its way, or cannot move."""
+        """Return an engine's calls that may leave it. A call with a command to move is on its way, or cannot move."""
         steps = self._steps.get(engine, 0.0)
         for call, run in self._inside.get(engine, {}).items():
             if not run.pinned and not run.moved:

@@ -1,7 +1,7 @@
 """Decides whether a version is at fault, or the engine that fails with it (docs/decisions, "A bad version"). Pure; only the fleet
 uses it.
 
-A published version is on trial until the first engine has opened with it. Meanwhile:
+A published version is on trial until the first engine has opened with it. Until then:
 - an engine that fails with it is restarted with it, because reloads can fail where starts do not, and processes are killed by
   chance;
 - an engine that fails with it again, in a process that was started with it, goes back to the live version; until the outcome is
@@ -40,7 +40,7 @@ class Trial:
         return self.live if self.failed else self.version
 
     def fails(self, engine: str, reason: str, version: int, started: int) -> Finding:
-        """Note that an engine failed at `version`, in a process started with the weights of `started`; returns what follows."""
+        """Note that an engine failed at `version`, in a process started with the weights of `started`; return what follows."""
         if version != self.version:
             if version == self.live:
                 self.failed.pop(engine, None)
@@ -52,7 +52,7 @@ class Trial:
         return "back"
 
     def opens(self, engine: str, version: int) -> bool:
-        """Take note that an engine is open at `version`; returns whether that shows the version on trial to be bad."""
+        """Take note that an engine is open at `version`; return whether that shows the version on trial to be bad."""
         if version != self.live or engine not in self.failed:
             return False
         self.why = f"{engine}: {self.failed[engine]} (with version {self.live} it works)"

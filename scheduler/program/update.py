@@ -1,16 +1,16 @@
 """The weight update: which engine takes which step next, on its way to the newest version.
 
 `abort` gives an engine's requests back before the weights change; `keep` freezes them inside. A request whose sampler cannot move
-(pinned) is frozen in either mode. With `beside` a version is loaded beside those that run (adapters): the engine stays open, and
+(pinned) is frozen in either mode. With `adapter` a version is loaded in addition (adapters): the engine stays open, and
 its requests end under the version that they began with. Owns each engine's confirmed version and its present step. Invariants:
-- the weights of an engine change only between a step that ended or froze every request and the step that opens it (`beside`:
+- the weights of an engine change only between a step that ended or froze every request and the step that opens it (`adapter`:
   never);
 - an engine is opened only after its probe, by the version that it was probed for;
 - rolling: at most one engine is on its way at a time, counting one that is being restarted;
-- pull: a version is live as soon as one engine runs it. The others continue under their versions until they are told to pull
+- pull: a version is live as soon as one engine runs it. The others continue under their versions until a command to pull
   (`placement.py`), and then take the newest. One engine is always on its way, and while it comes back from a failure no other is,
   until one runs the version;
-- versions are taken in the order in which they were published, each to its end. One that is older than the last fails at once; a
+- versions are taken in the order in which they were published, each to its end. One older than the last fails immediately; a
   failed one becomes live after all if an engine comes back with it;
 - after an engine's own process failed with a version, no other engine leaves for it, unless that engine is at fault (`trial.py`).
   If the version is bad, its update ends, and engines on their way to it go to the fleet;
@@ -26,23 +26,23 @@ from typing import Any, Literal
 
 from scheduler.program.calls import Opened
 from scheduler.program.events import (
-    Begun,
-    Do,
-    Done,
-    Ended,
+    EngineLaunched,
+    EngineUnavailable,
     Failed,
-    Fresh,
-    Gone,
     Published,
+    Started,
     Step,
+    StepCommand,
+    StepResult,
     StepTimeout,
     Target,
+    UpdateResult,
     Verdict,
 )
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Effect, Source
 
-Mode = Literal["abort", "keep", "beside"]
+Mode = Literal["abort", "keep", "adapter"]
 Order = Literal["rolling", "pull"]
 _WITH_WEIGHTS = ("load", "label", "resume", "probe", "open")
 """Steps that may fail because of the version."""
@@ -68,7 +68,7 @@ class UpdateSettings:
 
 
 @dataclass(slots=True)
-class _Way:
+class _EngineProgress:
     """An engine's place on its way."""
 
     confirmed: int = -1
@@ -85,7 +85,7 @@ class _Way:
 
 def next_step(mode: Mode, pinned: bool, step: Step) -> Step | None:
     """Return the step after `step`; None: the engine is open."""
-    if mode == "beside" and step == "load":
+    if mode == "adapter" and step == "load":
         return "probe"
     if step == "hold":
         return "freeze" if mode == "keep" else "handback" if pinned else "abort"
@@ -109,88 +109,106 @@ class WeightUpdate(Reactor):
     def __init__(self, name: str, settings: UpdateSettings) -> None:
         super().__init__(name)
         self._settings = settings
-        self._ways: dict[str, _Way] = {}
+        self._ways: dict[str, _EngineProgress] = {}
         self._target = 0
         self._queue: list[int] = []
         self._todo: list[str] = []
         """Engines that the running update still waits for, in their order; empty: no update runs."""
         self._running = False
         self._failed_version: int | None = None
-        """The last update failed, and no engine has come to its version since."""
+        """The last update failed, and no engine has loaded its version since."""
         self._contradicted = False
         """An engine has failed with the newest version, since its update began."""
         self._doubted = False
         """True while the newest version is suspected to be bad: no engine leaves for it until that is decided."""
         self._bad: Verdict | None = None
         self._serials = itertools.count(1)
-        self._commands: list[Do] = []
+        self._commands: list[StepCommand] = []
         self._failed: list[Failed] = []
         self._failures: list[str] = []
-        self.begun = self.physical("begun", Begun)
+        self.started = self.physical("started", Started)
         self.published = self.physical("published", Published)
-        self.done = self.physical("done", Done)
+        self.step_result = self.physical("step_result", StepResult)
         self.late = self.logical("late", StepTimeout)
         self.turn = self.logical("turn", bool)
         self.alone = self.logical("alone", int)
         self.pull = self.input("pull", tuple[str, ...])
-        self.fresh = self.input("fresh", Fresh)
-        self.gone = self.input("gone", tuple[Gone, ...])
+        self.launched = self.input("launched", EngineLaunched)
+        self.unavailable = self.input("unavailable", tuple[EngineUnavailable, ...])
         self.verdict = self.input("verdict", Verdict)
-        self.commands = self.output("commands", tuple[Do, ...])
+        self.commands = self.output("commands", tuple[StepCommand, ...])
         self.failed = self.output("failed", tuple[Failed, ...])
         self.target = self.output("target", Target)
-        self.ended = self.output("ended", Ended)
+        self.ended = self.output("ended", UpdateResult)
         self.opened = self.output("opened", Opened)
-        self.reaction(self._on_begun, on=[self.begun])
+        self.reaction(self._on_started, on=[self.started])
         self.reaction(self._on_published, on=[self.published])
-        self.reaction(self._on_fresh, on=[self.fresh], writes=[self.late])
-        self.reaction(self._on_done, on=[self.done], writes=[self.late, self.opened])
+        self.reaction(self._on_launched, on=[self.launched], writes=[self.late])
+        self.reaction(self._on_step_result, on=[self.step_result], writes=[self.late, self.opened])
         self.reaction(self._on_late, on=[self.late])
-        self.reaction(self._on_gone, on=[self.gone])
+        self.reaction(self._on_unavailable, on=[self.unavailable])
         self.reaction(self._on_verdict, on=[self.verdict])
         self.reaction(self._on_pull, on=[self.pull], writes=[self.late])
         self.reaction(self._on_alone, on=[self.alone], writes=[self.late, self.alone])
-        every: list[Source[Any]] = [self.published, self.fresh, self.done, self.late, self.gone, self.turn]
+        every: list[Source[Any]] = [
+            self.published,
+            self.launched,
+            self.step_result,
+            self.late,
+            self.unavailable,
+            self.turn,
+        ]
         every += [self.pull, self.alone, self.verdict]
-        told: list[Effect[Any]] = [self.commands, self.failed, self.target, self.ended, self.late, self.turn]
-        told.append(self.alone)
-        self.reaction(self._go_on, on=every, writes=told)
+        effects: list[Effect[Any]] = [
+            self.commands,
+            self.failed,
+            self.target,
+            self.ended,
+            self.late,
+            self.turn,
+        ]
+        effects.append(self.alone)
+        self.reaction(self._go_on, on=every, writes=effects)
 
-    def _on_begun(self, now: Context) -> None:
-        self._target = now[self.begun].version
+    def _on_started(self, now: Context) -> None:
+        self._target = now[self.started].version
 
     def _on_published(self, now: Context) -> None:
         self._queue.append(now[self.published].version)
 
-    def _on_fresh(self, now: Context) -> None:
-        """A launched engine holds no request and is not paused: it needs its name, the probe, and to be opened."""
-        fresh = now[self.fresh]
-        way = self._ways.setdefault(fresh.engine, _Way())
-        way.up, way.asleep, way.to = True, False, fresh.version
-        if way.failed != fresh.version:
+    def _on_launched(self, now: Context) -> None:
+        """Name, probe and open a launched engine, which holds no request and is not paused."""
+        launched = now[self.launched]
+        way = self._ways.setdefault(launched.engine, _EngineProgress())
+        way.up, way.asleep, way.to = True, False, launched.version
+        if way.failed != launched.version:
             way.failed = -1
-        if self._running and fresh.engine not in self._todo:
-            self._todo.append(fresh.engine)
-        self._do(now, fresh.engine, "label", "it was launched")
+        if self._running and launched.engine not in self._todo:
+            self._todo.append(launched.engine)
+        self._do(now, launched.engine, "label", "it was launched")
 
-    def _on_done(self, now: Context) -> None:
-        done = now[self.done]
-        way = self._ways.get(done.engine)
-        if way is None or (way.step, way.to) != (done.step, done.version):
+    def _on_step_result(self, now: Context) -> None:
+        step_result = now[self.step_result]
+        way = self._ways.get(step_result.engine)
+        if way is None or (way.step, way.to) != (step_result.step, step_result.version):
             return  # an answer to a question that was withdrawn
-        if not done.ok:
-            self._fail(done.engine, f"step '{done.step}': {done.detail}", excused=done.excused)
+        if not step_result.ok:
+            self._fail(
+                step_result.engine,
+                f"step '{step_result.step}': {step_result.detail}",
+                excused=step_result.excused,
+            )
             return
-        way.pinned = done.pinned > 0 if done.step == "hold" else way.pinned
-        step = self._after(way, done.step)
+        way.pinned = step_result.pinned > 0 if step_result.step == "hold" else way.pinned
+        step = self._after(way, step_result.step)
         if step is not None:
-            self._do(now, done.engine, step, f"'{done.step}' is done")
+            self._do(now, step_result.engine, step, f"'{step_result.step}' is done")
             return
         way.step, way.confirmed, way.failed = None, way.to, -1
         self._doubted &= way.to != self._target
-        now.set(self.opened, Opened(done.engine, way.to), why="its probe has passed")
+        now.set(self.opened, Opened(step_result.engine, way.to), why="its probe has passed")
 
-    def _after(self, way: _Way, step: Step) -> Step | None:
+    def _after(self, way: _EngineProgress, step: Step) -> Step | None:
         if way.confirmed < 0 and step == "label":
             return "probe"  # a launched engine was never paused
         return next_step(self._settings.mode, way.pinned, step)
@@ -202,21 +220,21 @@ class WeightUpdate(Reactor):
             seconds = self._settings.deadline_s(late.step)
             self._fail(late.engine, f"step '{late.step}' was not done within {seconds:g} s")
 
-    def _on_gone(self, now: Context) -> None:
-        for gone in now[self.gone]:
-            way = self._ways.setdefault(gone.engine, _Way())
-            if way.step in _WITH_WEIGHTS and not gone.removed:
+    def _on_unavailable(self, now: Context) -> None:
+        for unavailable in now[self.unavailable]:
+            way = self._ways.setdefault(unavailable.engine, _EngineProgress())
+            if way.step in _WITH_WEIGHTS and not unavailable.removed:
                 way.failed = way.to  # its process died there
-            way.up, way.step, way.confirmed, way.asleep = False, None, -1, gone.asleep
-            waited = gone.engine in self._todo
-            if self._running and not gone.final and not waited:
-                self._todo.insert(0, gone.engine)  # the others stay open until this engine is back
-            if gone.final and waited:
-                self._todo.remove(gone.engine)
-                if not (gone.removed or gone.asleep):
-                    self._failures.append(gone.engine)
-            if gone.removed:
-                del self._ways[gone.engine]
+            way.up, way.step, way.confirmed, way.asleep = False, None, -1, unavailable.asleep
+            waited = unavailable.engine in self._todo
+            if self._running and not unavailable.final and not waited:
+                self._todo.insert(0, unavailable.engine)  # the others stay open until this engine is back
+            if unavailable.final and waited:
+                self._todo.remove(unavailable.engine)
+                if not (unavailable.removed or unavailable.asleep):
+                    self._failures.append(unavailable.engine)
+            if unavailable.removed:
+                del self._ways[unavailable.engine]
 
     def _on_verdict(self, now: Context) -> None:
         verdict = now[self.verdict]
@@ -229,13 +247,13 @@ class WeightUpdate(Reactor):
             self._leave(now, engine, "it pulls the newest weights")
 
     def _on_alone(self, now: Context) -> None:
-        """Nobody may have been there to say who comes first."""
+        """Choose an engine if none has been chosen to load the version first."""
         if not self._running or now[self.alone] != self._target:
             return
         under_way = any(way.step is not None and way.to == self._target for way in self._ways.values())
         behind = [engine for engine, way in self._ways.items() if way.up and way.step is None]
         if behind and not under_way and not self._runs(self._target):
-            self._leave(now, behind[0], "nobody else has pulled")
+            self._leave(now, behind[0], "no other engine has pulled")
         now.schedule(self.alone, self._target, after=int(_ALONE_S * SECOND))
 
     def _leave(self, now: Context, engine: str, reason: str) -> None:
@@ -244,7 +262,7 @@ class WeightUpdate(Reactor):
             return
         if way is not None and way.up and way.step is None and 0 <= way.confirmed < self._target:
             way.to = self._target
-            self._do(now, engine, "load" if self._settings.mode == "beside" else "hold", reason)
+            self._do(now, engine, "load" if self._settings.mode == "adapter" else "hold", reason)
 
     def _failed_first(self) -> bool:
         """With `pull`: an engine failed with the newest version, which none runs, and comes back. The others stay as they are."""
@@ -282,7 +300,7 @@ class WeightUpdate(Reactor):
     def _begin(self, now: Context) -> None:
         version = self._queue.pop(0)
         if version < self._target:
-            now.set(self.ended, Ended(version, live=False), why=f"version {self._target} is newer")
+            now.set(self.ended, UpdateResult(version, live=False), why=f"version {self._target} is newer")
             return
         self._target, self._running, self._failed_version = version, True, None
         self._doubted = False
@@ -305,7 +323,7 @@ class WeightUpdate(Reactor):
         live = self._runs(self._target) or sleepers
         self._running, self._failed_version = False, None if live else self._target
         why = "every engine runs it, sleeps or was given up" if live else "no engine runs it"
-        now.set(self.ended, Ended(self._target, live, tuple(self._failures)), why=why)
+        now.set(self.ended, UpdateResult(self._target, live, tuple(self._failures)), why=why)
 
     def _leave_bad(self, now: Context, verdict: Verdict) -> None:
         """Engines on their way to a bad version are of no use as they are; the others are where they should be."""
@@ -315,12 +333,14 @@ class WeightUpdate(Reactor):
                 self._failed.append(Failed(engine, f"version {verdict.version} is bad", verdict.version))
         self._bad, self._target = None, verdict.live
         self._running, self._failed_version, self._todo = False, None, []
-        ended = Ended(verdict.version, live=False, bad=verdict.why)
+        ended = UpdateResult(verdict.version, live=False, bad=verdict.why)
         now.set(self.ended, ended, why=f"it is bad: {verdict.why}")
 
     def _revive(self, now: Context, version: int) -> None:
         self._failed_version = None
-        now.set(self.ended, Ended(version, live=True), why="it had failed, and an engine runs it after all")
+        now.set(
+            self.ended, UpdateResult(version, live=True), why="it had failed, and an engine runs it after all"
+        )
 
     def _runs(self, version: int) -> bool:
         return any(way.up and way.step is None and way.confirmed == version for way in self._ways.values())
@@ -342,6 +362,6 @@ class WeightUpdate(Reactor):
         way = self._ways[engine]
         way.step = step
         way.serial = next(self._serials)
-        self._commands.append(Do(engine, step, way.to, reason))
+        self._commands.append(StepCommand(engine, step, way.to, reason))
         deadline = int(self._settings.deadline_s(step) * SECOND)
         now.schedule(self.late, StepTimeout(engine, step, way.serial), after=deadline)

@@ -1,4 +1,4 @@
-"""Logical tags, and the clocks that say which of them are due.
+"""Logical tags, and the clocks that decide which of them are due.
 
 All times are integer nanoseconds: sums are exact, and the same on every machine.
 """
@@ -30,11 +30,11 @@ class Clock(Protocol):
     """The source of a runtime's time."""
 
     def now(self) -> int:
-        """Nanoseconds; never less than before."""
+        """Return the nanoseconds; never less than before."""
 
 
 class WallClock:
-    """Nanoseconds since 1970 when the clock was made, and by the monotonic clock from there: nobody can set it back."""
+    """Nanoseconds since 1970 when the clock was made, and by the monotonic clock from then on: it is never set back."""
 
     def __init__(self) -> None:
         self._offset = time.time_ns() - time.monotonic_ns()
@@ -44,7 +44,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """Stands still until it is told to move."""
+    """A clock that only tests move."""
 
     def __init__(self, start: int = 0) -> None:
         self._now = start

@@ -24,7 +24,7 @@ class Form:
 
     def __init__(self, declared: Any) -> None:
         describe(declared)
-        msgspec.json.Decoder(declared)  # refuses unions that cannot be told apart
+        msgspec.json.Decoder(declared)  # refuses ambiguous unions
         self._classes = frozenset(_classes(declared))
         self.name = json.dumps(_name(declared))
         """The name, in JSON, of the class of a value or of the items of a tuple."""

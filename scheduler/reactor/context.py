@@ -92,7 +92,7 @@ class Context:
         self.sent.append((port, value, port.form.text(value) if self._runtime.recorded else "", why))
 
     def schedule(self, action: LogicalAction[T], value: T, after: int = 0) -> None:
-        """The action is present `after` ns later, or at the next microstep; behind what was scheduled for that tag before."""
+        """Schedule an action `after` ns later, or at the next microstep, behind the actions that the tag already has."""
         if action not in self._effects:
             raise self._refusal(action, "write")
         if not action.form.fits(value):
@@ -115,7 +115,7 @@ class Context:
             self._sources = self._effects = _NOTHING
 
     def triggers(self) -> str:
-        """The triggers that are present, as JSON."""
+        """Return the triggers that are present, as JSON."""
         on = self.reaction.on
         if len(on) == 1:
             return f"[{on[0].quoted}]"

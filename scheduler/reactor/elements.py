@@ -1,6 +1,6 @@
 """The parts that reactors are made of: ports, actions, reactions, and the connections between ports.
 
-A declaration says what is there; it has no state. What is present at a tag belongs to the runtime.
+A declaration has no state. What is present at a tag belongs to the runtime.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recordings of runs: the inputs from outside and the decisions, as lines of JSON in a file.
 
 Owns the format, and appending to it. A file holds one or more runs; each begins with a header. The lines of a tag are written
-at once when the tag ends, in the order in which things happened, and handed to the operating system without fsync: a process
+when the tag ends, in the order in which things happened, and handed to the operating system without fsync: a process
 that is killed loses nothing that was acted on, a machine that loses power may. A *decision* is a value set on an output port,
 whichever, connected or not: so the record does not depend on who looks.
 
@@ -13,7 +13,7 @@ whichever, connected or not: so the record does not depend on who looks.
     {"tag": ..., "end": true}                                       closed after this tag, which is complete
     {"tag": ..., "full": bytes}                                     this long, so nothing after this tag is recorded
 
-A run without its `end` was killed; a last line may then be cut anywhere, and whoever appends begins a new line.
+A run without its `end` was killed; a last line may then be cut anywhere, and a writer that appends begins a new line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMAT = 2
 
 
 class BadRecording(Exception):
-    """The file is no recording, or is damaged elsewhere than at the end of a run."""
+    """The file is not a recording, or is damaged elsewhere than at the end of a run."""
 
 
 # Lines
@@ -196,10 +196,10 @@ class Recorder(Protocol):
     """The callbacks by which a runtime reports its run."""
 
     def begin(self, program: Program, start: int) -> None:
-        """The run starts."""
+        """Record the start of the run."""
 
     def write(self, tag: Tag, lines: Sequence[str]) -> bool:
-        """The tag is complete, or failed, and this happened and was decided. Answers whether to go on recording."""
+        """Record a complete or failed tag, with its inputs and decisions. Return whether to go on recording."""
 
 
 class Recording:
@@ -261,7 +261,7 @@ class Recording:
         return not self.full
 
     def close(self) -> None:
-        """Says that the run ended here, and closes the file. A second call does nothing."""
+        """Record the end of the run, and close the file. A second call does nothing."""
         if self._file.closed:
             return
         if self._last is not None:
@@ -280,7 +280,7 @@ class Recording:
             self._on_lost(error)
 
     def _save(self, lines: Sequence[str]) -> int:
-        """Write lines; answers their length in bytes."""
+        """Write lines; return their length in bytes."""
         content = ("\n".join(lines) + "\n").encode()
         self._size += len(content)
         left = memoryview(content)
@@ -365,11 +365,11 @@ def _header(value: dict[str, Any], number: int) -> Header:
     try:
         return Header(value["program"], dict(value["settings"]), value["graph"], int(value["start"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise BadRecording(f"line {number} is no header: {error!r}") from error
+        raise BadRecording(f"line {number} is not a header: {error!r}") from error
 
 
 def _entry(value: dict[str, Any], number: int) -> Entry:
     try:
         return entry_from_json(value)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadRecording(f"line {number} is no line of a recording: {error!r}") from error
+        raise BadRecording(f"line {number} is not a line of a recording: {error!r}") from error

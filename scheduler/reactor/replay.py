@@ -99,16 +99,16 @@ class ReplayReport:
 
 
 def replay(source: Path | Iterable[str], build: Build) -> ReplayReport:
-    """Replays every run of a recording: a file, or its lines. Raise BadRecording, OSError, or what `build` raises."""
+    """Replay every run of a recording: a file, or its lines. Raise BadRecording, OSError, or what `build` raises."""
     return ReplayReport(tuple(replay_run(run, build) for run in read(source)))
 
 
 def replay_run(run: Run, build: Build) -> RunReport:
-    """Replays one run. Raise what `build` raises."""
+    """Replay one run. Raise what `build` raises."""
     program = build(run.header.settings)
     changed = program.digest() != run.header.graph
     memory = _Memory()
-    runtime = _Again(program, run, memory)
+    runtime = _Replay(program, run, memory)
     runtime.start()
     difference = runtime.feed()
     if difference is None:
@@ -118,13 +118,13 @@ def replay_run(run: Run, build: Build) -> RunReport:
 
 
 class _Memory:
-    """A recorder that keeps what it is told."""
+    """A recorder that keeps everything in memory."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
     def begin(self, program: Program, start: int) -> None:
-        """Nothing to say."""
+        """Do nothing: there is no file."""
 
     def write(self, tag: Tag, lines: Sequence[str]) -> bool:
         """Keep it."""
@@ -132,7 +132,7 @@ class _Memory:
         return True
 
 
-class _Again(Runtime):
+class _Replay(Runtime):
     """A runtime that gets its outside events from a recording."""
 
     def __init__(self, program: Program, run: Run, memory: _Memory) -> None:
@@ -141,7 +141,7 @@ class _Again(Runtime):
         self._run_before = run
 
     def feed(self) -> Difference | None:
-        """Queues the events, each at its tag; answers the first that the program does not take."""
+        """Queue the events, each at its tag; return the first that the program does not take."""
         for event in self._run_before.entries:
             if not isinstance(event, Event):
                 continue
@@ -169,14 +169,14 @@ class _Again(Runtime):
 
 def _difference(run: Run, now: list[Entry]) -> Difference | None:
     recorded, replayed = _results(run.entries), _results(now)
-    for then, again in zip_longest(recorded, replayed):
-        if then is None and again.tag == run.last and not run.ended:
+    for then, replayed_result in zip_longest(recorded, replayed):
+        if then is None and replayed_result.tag == run.last and not run.ended:
             return None
         before = None if then is None else then.to_json()
-        after = None if again is None else again.to_json()
+        after = None if replayed_result is None else replayed_result.to_json()
         if before != after:
             return Difference(
-                min(result.tag for result in (then, again) if result is not None), before, after
+                min(result.tag for result in (then, replayed_result) if result is not None), before, after
             )
     return None
 

@@ -6,7 +6,7 @@ tag from its first reaction to its observers, in one thread. Invariants:
 - tags are processed in rising order, each once, and only when the clock has reached their time;
 - tags of outside events rise strictly, and lie after every tag that was processed;
 - reactions of one level run in the order of declaration, and only higher levels see what they write;
-- whatever reactions see depends on the outside events and their tags, on nothing else. These are recorded, before anybody learns
+- the input of reactions depends only on the outside events and their tags. These are recorded before anything learns
   what was decided.
 """
 
@@ -77,7 +77,7 @@ class Runtime:
         self._observers.setdefault(port, []).append(callback)
 
     def start(self) -> None:
-        """Begins the run at the clock's time, and its recording; every tag comes after."""
+        """Begin the run at the clock's time, and its recording; every tag comes after."""
         self._must_be("new")
         self._state = "running"
         first = Tag(self.clock.now())
@@ -86,7 +86,7 @@ class Runtime:
             self._recording.begin(self.program, first.time)
 
     def inject(self, action: PhysicalAction[T], value: T) -> Tag:
-        """Queues an event from outside, and answers its tag: the clock's time, or just after all that was before it.
+        """Queue an event from outside, and return its tag: the clock's time, or just after all that was before it.
 
         Runs nothing, so anything in the runtime's thread may call it, observers included.
         """
@@ -95,7 +95,7 @@ class Runtime:
         return tag
 
     def inject_now(self, action: PhysicalAction[T], value: T) -> None:
-        """Injects an event and runs every tag that is due, as `advance` does.
+        """Inject an event and run every tag that is due, as `advance` does.
 
         `wake` is called only if something is left that is due before all that was pending, which its driver waits for.
         """
@@ -127,7 +127,7 @@ class Runtime:
             pass
 
     def step(self) -> bool:
-        """Run the next tag if it is due; answers whether it was."""
+        """Run the next tag if it is due; return whether it was."""
         self._must_be("running")
         if self._busy:
             raise RuntimeError(f"{self.program.name} is at {self.tag}: a tag cannot run within another")
@@ -171,7 +171,7 @@ class Runtime:
             if self._recording is not None and not self._recording.write(tag, lines):
                 self._recording, self.recorded = None, False
         if self._observed:
-            self._tell(tag)
+            self._notify(tag)
 
     def _arrive(self, source: Source[Any], value: Any) -> None:
         self.present[source] = value
@@ -191,7 +191,7 @@ class Runtime:
         level.clear()
 
     def _apply(self, context: Context) -> None:
-        """Does what a reaction wrote, and raises what it raised."""
+        """Apply what a reaction wrote, and raise what it raised."""
         if context.sent:
             self._send(context)
         if context.scheduled:
@@ -220,7 +220,7 @@ class Runtime:
         self._lines.append(line(Failure(self.tag, context.reaction.path, type(error).__name__)))
         raise error
 
-    def _tell(self, tag: Tag) -> None:
+    def _notify(self, tag: Tag) -> None:
         observed, self._observed = self._observed, []
         for port, value in observed:
             for observer in self._observers[port]:

@@ -53,7 +53,7 @@ class Reactor:
         return self._add(Input(self.name, name, type))
 
     def output(self, name: str, type: type[T]) -> Output[T]:
-        """A port that sends."""
+        """Return an output port."""
         return self._add(Output(self.name, name, type))
 
     def physical(self, name: str, type: type[T]) -> PhysicalAction[T]:
@@ -97,7 +97,7 @@ class Reactor:
 
 def _checked(name: str) -> str:
     if not name.isidentifier():
-        raise TopologyError(f"{name!r} is no name: letters, digits and underscores")
+        raise TopologyError(f"{name!r} is not a name: letters, digits and underscores")
     return name
 
 

@@ -1,4 +1,4 @@
-"""Weights that are wrong, on real vLLM: those that are refused reach no engine, and those that only an engine can tell leave it
+"""Weights that are wrong, on real vLLM: those that are refused reach no engine, and those that only an engine can detect leave it
 with the version before."""
 
 from __future__ import annotations
@@ -86,19 +86,15 @@ async def test_what_does_not_fit_the_first_version_is_refused_and_no_engine_hear
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("extra", "There is no module or parameter named 'extra'"),
-        ("layer", UP),
-    ],
+    ("change", "reason"), [("extra", "There is no module or parameter named 'extra'"), ("layer", UP)]
 )
-async def test_what_only_the_engine_can_tell_leaves_it_with_the_version_before(
+async def test_a_version_that_only_the_engine_refuses_leaves_it_with_the_one_before(
     gateway: RunningGateway,
     models: list[Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     change: str,
-    said: str,
+    reason: str,
 ) -> None:
     """Weights that only the engine can reject leave it with the version before: the gateway's check of the tensors is off."""
     monkeypatch.setattr(
@@ -109,7 +105,7 @@ async def test_what_only_the_engine_can_tell_leaves_it_with_the_version_before(
     record = await gateway.admin.publish(number, str(path), wait_s=600)
     print(record["why"])
     assert (record["state"], record["bad"]) == ("failed", True)
-    assert said in record["why"]
+    assert reason in record["why"]
     assert "Traceback" not in record["why"] and "\n" not in record["why"]
     (engine,) = (await gateway.admin.status())["engines"]
     assert (engine["state"], engine["version"]) == ("open", 0)

@@ -1,6 +1,6 @@
 """Real vLLM behind unmodified clients: the openai SDK, anthropic's and openai-agents each make a call and a stream.
 
-A random model says nothing that makes sense; what is held is that the clients take it, and that the record is what they got.
+A random model samples nothing that makes sense; the clients must accept it, and the record must be what they got.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def gateway(
         yield running
 
 
-async def said(gateway: RunningGateway, opened: EpisodeOpened) -> list[dict[str, Any]]:
+async def turns_of(gateway: RunningGateway, opened: EpisodeOpened) -> list[dict[str, Any]]:
     """The turns of an episode; each is of one version, and every token has its log-probability."""
     nodes = (await gateway.admin.trajectory(opened.episode_id))["nodes"]
     turns = [node for node in nodes if node["sampled"]]
@@ -73,7 +73,7 @@ async def test_openai_chat_completions_and_responses(gateway: RunningGateway) ->
         answer.usage and answer.usage.output_tokens,
         events[-1].response.usage.output_tokens,
     ]
-    assert [len(turn["ids"]) for turn in await said(gateway, opened)] == used
+    assert [len(turn["ids"]) for turn in await turns_of(gateway, opened)] == used
 
 
 async def test_anthropic_messages(gateway: RunningGateway) -> None:
@@ -87,20 +87,20 @@ async def test_anthropic_messages(gateway: RunningGateway) -> None:
             streamed = await stream.get_final_message()
         counted = await client.messages.count_tokens(model=MODEL, messages=[user])
     used = [whole.usage.output_tokens, streamed.usage.output_tokens]
-    assert [len(turn["ids"]) for turn in await said(gateway, opened)] == used
+    assert [len(turn["ids"]) for turn in await turns_of(gateway, opened)] == used
     assert counted.input_tokens == whole.usage.input_tokens
 
 
 @pytest.mark.parametrize("kind", [agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel])
 async def test_openai_agents_with_a_tool_that_must_be_called(gateway: RunningGateway, kind: Any) -> None:
-    """A grammar makes even a random model call the tool; the agent ends with what the tool says."""
+    """A grammar makes even a random model call the tool; the agent ends with the result of the tool."""
     agents.set_tracing_disabled(True)
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     @agents.function_tool
     def toss(heads: bool) -> str:
         """Tosses a coin."""
-        asked.append(heads)
+        requests.append(heads)
         return "heads"
 
     opened = await gateway.admin.open_episode("agents", mode="eval")
@@ -118,7 +118,7 @@ async def test_openai_agents_with_a_tool_that_must_be_called(gateway: RunningGat
         streamed = agents.Runner.run_streamed(agent, "toss a coin")
         events = [event.type async for event in streamed.stream_events()]
     assert done.final_output == streamed.final_output == "heads"
-    assert len(asked) == 2
+    assert len(requests) == 2
     assert "raw_response_event" in events
     nodes = (await gateway.admin.trajectory(opened.episode_id))["nodes"]
     assert len([node for node in nodes if node["sampled"]]) == 2

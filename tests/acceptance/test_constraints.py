@@ -1,8 +1,8 @@
-"""Grammars for real vLLM: a model that says rubbish says what it must, and nothing else.
+"""Grammars for real vLLM: a model that samples nonsense samples what it must, and nothing else.
 
 The tiny model is random, so a reply is well-formed only because it is held to it. A bias makes marks and brackets likelier, so
 that replies end; those that do not end in time prove nothing and are left out, but some must end. Strings have no bound on their
-length here: xgrammar 0.2.8 lets control characters into strings that have one, which is no JSON.
+length here: xgrammar 0.2.8 lets control characters into strings that have one, which is not JSON.
 """
 
 from __future__ import annotations

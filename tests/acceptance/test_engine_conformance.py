@@ -1,4 +1,4 @@
-"""Engine conformance: the behaviour that the gateway needs, on the fake engine behind both APIs and on real vLLM."""
+"""Engine conformance: the behavior that the gateway needs, on the fake engine behind both APIs and on real vLLM."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_a_pause_gives_back_what_was_sampled_and_nothing_more_is(engine: E
         sampled = ids_of(chunks)
         assert 3 <= len(sampled) < LONG
         late = asyncio.create_task(answer(engine, ask("late", max_tokens=4)), name="late")
-        async with within("the late request is given back, at once or by a pause after it", PATIENCE_S):
+        async with within("the late request is given back, immediately or by a pause after it", PATIENCE_S):
             while not (await asyncio.wait({late}, timeout=0.5))[0]:
                 await engine.pause()
         given_back = late.result()
@@ -201,7 +201,7 @@ async def test_one_request_is_given_back_and_another_is_not(engine: Engine, stat
     if state != "running":
         await engine.pause(keep=True)
     try:
-        await engine.abort([f"{state}.1", "nobody"])
+        await engine.abort([f"{state}.1", "unknown"])
         await result_of(task, "the request ends", PATIENCE_S)
         if state != "running":
             await settled(engine, start, chunks, others)
@@ -252,7 +252,7 @@ async def reload(engine: Engine, model: Path) -> None:
     await engine.resume()
 
 
-async def test_loading_changes_what_the_engine_says_of_the_same_tokens(
+async def test_loading_changes_the_log_probabilities_of_the_same_tokens(
     engine: Engine, models: list[Path]
 ) -> None:
     sequence = PROMPT[1:8]
@@ -310,7 +310,7 @@ async def refused_or_silent(engine: Engine, name: str) -> None:
             assert not chunk.ids
 
 
-async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
+async def test_an_engine_reports_its_load(engine: Engine) -> None:
     """Running requests, cache use and sampled tokens are reported, and no running request at the end."""
     before = await engine.read_load()
     assert before is not None
@@ -320,14 +320,14 @@ async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
             sampled = chunk.ids
             break
         assert sampled
-        async with within("the engine tells of the request", PATIENCE_S):
+        async with within("the engine reports the request", PATIENCE_S):
             while (
                 (now := await engine.read_load()) is None or now.running != 1 or now.sampled <= before.sampled
             ):
                 await asyncio.sleep(0.02)
             while (now := await engine.read_load()) is None or now.kv < len(PROMPT):
                 await asyncio.sleep(0.02)
-    async with within("the engine tells that it is idle", PATIENCE_S):
+    async with within("the engine reports that it is idle", PATIENCE_S):
         while (after := await engine.read_load()) is None or after.running:
             await asyncio.sleep(0.02)
     assert now.sampled <= after.sampled < before.sampled + LONG, "closing the iterator stopped the work"
@@ -340,7 +340,7 @@ async def test_an_engine_that_counts_its_steps_counts_those_of_a_request(engine:
     if before.counts is None:
         pytest.skip("it does not count its steps")
     sampled = sum(len(chunk.ids) for chunk in await answer(engine, ask("counted", max_tokens=20)))
-    async with within("the engine tells of the request", PATIENCE_S):
+    async with within("the engine reports the request", PATIENCE_S):
         while (after := await engine.read_load()) is None or after.sampled < before.sampled + sampled:
             await asyncio.sleep(0.02)
     assert after.counts is not None
@@ -388,7 +388,7 @@ async def test_a_token_that_the_model_does_not_have_is_refused(
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"temperature": 0.5},
         {"temperature": 0.02},
@@ -399,12 +399,12 @@ async def test_a_token_that_the_model_does_not_have_is_refused(
     ids=str,
 )
 async def test_the_recorded_temperature_is_the_one_that_the_engine_divides_by(
-    engine: Engine, asked: dict[str, Any]
+    engine: Engine, requested: dict[str, Any]
 ) -> None:
     """By logits l, log-probabilities at temperature T differ by (l_i - l_j) / T: two reports of one prompt have the ratio T."""
-    recorded = used("sglang" if isinstance(engine, SGLangEngine) else "vllm", Sampling(**asked))
+    recorded = used("sglang" if isinstance(engine, SGLangEngine) else "vllm", Sampling(**requested))
     plain = await first_gap(engine, Sampling())
-    found = [await first_gap(engine, sampling) for sampling in (Sampling(**asked), recorded)]
+    found = [await first_gap(engine, sampling) for sampling in (Sampling(**requested), recorded)]
     if plain == 0.0:
         pytest.skip("the fake engine has no distributions")
     assert [plain / gap for gap in found] == pytest.approx([recorded.temperature or 1.0] * 2, rel=1e-3)

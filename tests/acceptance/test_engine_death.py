@@ -1,4 +1,4 @@
-"""Engines that die, the fake engine behind both APIs and real vLLM: what was asked of them fails, and they are known as dead."""
+"""Engines that die, the fake engine behind both APIs and real vLLM: their requests fail, and they are known as dead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def real(vllm: SharedEngine, tiny_model: Path) -> AsyncIterator[Mortal]:
 
 
 async def check_death(mortal: Mortal) -> None:
-    """A request that runs fails, and so does whatever is asked afterwards."""
+    """A request that runs fails, and so does every later one."""
     engine, kill = mortal
     task, _ = await begun(engine, ask("dies", max_tokens=LONG))
     kill()

@@ -16,11 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gateway.config import (
-    EngineSettings,
-    UpdateSettings,
-    WeightsSettings,
-)
+from gateway.config import EngineSettings, UpdateSettings, WeightsSettings
 from gateway.engines.base import Engine
 from gateway.generation.slot import Slot
 from gateway.updates.distribution import Distribution
@@ -98,8 +94,8 @@ class Run:
         state = trainer.gather_weights()
         if self.rank is not None:
             adapters, state = trainer.policy.adapters, trainer.gather_adapter()
-        said = trainer.version, trainer.parent, trainer.model, trainer.probe
-        path = self._weights.write(*said, state, adapters)
+        state_of = trainer.version, trainer.parent, trainer.model, trainer.probe
+        path = self._weights.write(*state_of, state, adapters)
         return read_weights(path, trainer.version, max_lora_rank=self.rank)
 
     async def load(self, weights: Weights) -> None:

@@ -54,7 +54,7 @@ async def check_runs(gateway: RunningGateway, version: int, model: Path) -> None
 async def test_an_engine_with_tied_embeddings_is_caught_and_restarted(
     gateway: RunningGateway, models: list[Path], tmp_path: Path
 ) -> None:
-    """vLLM's CPU build leaves a tied output head stale on reload and says nothing: only the probe sees it."""
+    """vLLM's CPU build leaves a tied output head stale on reload without an error: only the probe finds it."""
     (before,) = (await gateway.admin.status())["engines"]
     version = before["version"] + 1
     new = publish(models[1], tmp_path / "new", version, version - 1, probe_of(models[1], models[0]))

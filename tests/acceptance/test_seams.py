@@ -57,7 +57,7 @@ async def broken(gateway: RunningGateway, **body: Any) -> tuple[list[int], dict[
 
 
 async def _broken(gateway: RunningGateway, seed: int, **body: Any) -> tuple[list[int], dict[str, Any], int]:
-    """A call that is broken after so many tokens as the seed says."""
+    """A call that is broken after the number of tokens that the seed draws."""
     due = sorted(random.Random(seed).sample(range(1, TOKENS // 4), BREAKS))
     episode, headers = await gateway.open("broken", mode="eval")
     task = asyncio.create_task(gateway.chat(headers, max_tokens=TOKENS, stream=True, **body), name="call")
@@ -97,7 +97,7 @@ def nuclei(logits: list[float], temperature: float, top_p: float) -> list[dict[i
 @pytest.mark.parametrize(
     ("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.0, 0.7), (1.3, 0.9)], ids=lambda value: str(value)
 )
-async def test_every_token_is_drawn_from_the_distribution_that_was_asked_for(
+async def test_every_token_is_drawn_from_the_requested_distribution(
     gateway: RunningGateway, model: Path, temperature: float, top_p: float
 ) -> None:
     prompt, turn = await broken(gateway, temperature=temperature, top_p=top_p)
@@ -110,7 +110,7 @@ async def test_every_token_is_drawn_from_the_distribution_that_was_asked_for(
     assert strange == []
 
 
-async def test_a_greedy_call_says_the_same_however_often_it_is_broken(gateway: RunningGateway) -> None:
+async def test_a_greedy_call_samples_the_same_however_often_it_is_broken(gateway: RunningGateway) -> None:
     _, turn = await broken(gateway, temperature=0)
     episode, headers = await gateway.open("whole", mode="eval")
     assert (await gateway.chat(headers, max_tokens=TOKENS, temperature=0)).status_code == 200
@@ -118,10 +118,10 @@ async def test_a_greedy_call_says_the_same_however_often_it_is_broken(gateway: R
     assert nodes[-1]["ids"] == turn["ids"]
 
 
-async def test_a_seeded_call_is_left_in_its_engine_and_says_the_same_again(gateway: RunningGateway) -> None:
-    said = []
+async def test_a_seeded_call_stays_in_its_engine_and_samples_the_same_again(gateway: RunningGateway) -> None:
+    replies = []
     for _ in range(2):
         episode, headers = await gateway.open("seeded", mode="eval")
         assert (await gateway.chat(headers, max_tokens=60, seed=11)).status_code == 200
-        said.append((await gateway.admin.trajectory(episode))["nodes"][-1]["ids"])
-    assert said[0] == said[1]
+        replies.append((await gateway.admin.trajectory(episode))["nodes"][-1]["ids"])
+    assert replies[0] == replies[1]

@@ -76,7 +76,7 @@ async def check_calls_go_on(
     fall_ill: Callable[[], None],
     noticed: Callable[[], bool],
 ) -> None:
-    """Streams begin in the real engine, which falls ill in their middle; they end in the spare one, and nothing is missing."""
+    """Start streams in the real engine, which fails in their middle; they end in the spare one, and nothing is missing."""
     gateway, spare, url = world
     real = gateway.slot
     with vllm.barrier(STREAMS, BEFORE) as stands_still:
@@ -117,11 +117,11 @@ async def test_calls_of_an_engine_that_goes_silent_go_on_elsewhere(
         gateway, _, _ = world
         real = gateway.slot
 
-        def say_nothing_for_long() -> None:
+        def stay_silent() -> None:
             real.last_token_at -= NEVER_S
 
         await check_calls_go_on(
-            world, vllm, say_nothing_for_long, lambda: "demo-0 is lost: no token for" in caplog.text
+            world, vllm, stay_silent, lambda: "demo-0 is lost: no token for" in caplog.text
         )
         await check_is_well_again(gateway)
 

@@ -78,14 +78,14 @@ async def test_a_run_from_the_command_line_trains_on_what_was_sampled(
     }
     (tmp_path / "gateway.toml").write_text(GATEWAY.format(**names))
     (tmp_path / "trainer.toml").write_text(TRAINER.format(**names))
-    asked = ("--split", "train", "--count", "64", "--out", f"{tmp_path}/tasks.jsonl")
-    monkeypatch.setattr(sys, "argv", ["tasks", *asked])
+    options = ("--split", "train", "--count", "64", "--out", f"{tmp_path}/tasks.jsonl")
+    monkeypatch.setattr(sys, "argv", ["tasks", *options])
     write_tasks("The demo's tasks", tasks)
     async with forked(tmp_path / "forks") as environ:
         arguments = ("run", f"{tmp_path}/trainer.toml")
         running = partial(command, "trainer.cli", *arguments, folder=tmp_path, environ=environ)
-        status, said = await asyncio.to_thread(running)
-    assert status == 0, said[-6000:]
+        status, output = await asyncio.to_thread(running)
+    assert status == 0, output[-6000:]
 
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["version"] for record in records] == [1, 2, 3]

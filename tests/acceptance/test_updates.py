@@ -1,6 +1,6 @@
 """Weight updates on real vLLM behind open streams; the ground truth is computed by transformers, from the checkpoints.
 
-In mode `abort` the engine loads the published folder, in mode `keep` a copy that came over HTTP to the mirror beside it; in
+In mode `abort` the engine loads the published folder, in mode `keep` a copy that came over HTTP to its mirror; in
 `collective`, of mode `abort` too, the trainer's server sends it straight into the engine.
 """
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 NOISE = 2e-3
 """Nats between two float32 implementations of the same weights."""
 DISTINCT = 16
-"""Spans of so many tokens cannot agree with two of these models by chance."""
+"""Spans of this length in tokens cannot agree with two of these models by chance."""
 AGENTS, STREAMS = 16, 12
 """Streams, and how many of them are in their middle, at least, when an update begins."""
 TOKENS, APART = 200, 20
@@ -80,7 +80,7 @@ async def gateway(
         yield await stack.enter_async_context(run_gateway(values, in_process=False))
 
 
-async def test_whole_and_streamed_replies_say_the_same_when_greedy(gateway: RunningGateway) -> None:
+async def test_greedy_whole_and_streamed_replies_are_equal(gateway: RunningGateway) -> None:
     opened = await gateway.admin.open_episode("greedy", mode="eval")
     async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
         messages = [{"role": "user", "content": "hello"}]
@@ -128,7 +128,7 @@ async def test_streams_cross_three_updates_and_every_token_has_the_version_that_
     with crossed(stop_in_the_middle):
         for version in (1, 2, 3):
             sampled = await sampled_by(gateway)
-            await until(partial(said_more, gateway, sampled), f"version {version - 1} speaks", 300)
+            await until(partial(has_sampled_more, gateway, sampled), f"version {version - 1} samples", 300)
             publishing = gateway.admin.publish(version, **offered(gateway, versions[version]), wait_s=600)
             record = await while_going_on(publishing, agents, "no agent asks any more")
             assert record["state"] == "live"
@@ -149,7 +149,7 @@ async def test_streams_cross_three_updates_and_every_token_has_the_version_that_
             check_against_every_version(versions, prompt_of(nodes, turn), turn)
             crossings.update(version for version, _ in turn["versions"][1:])
     assert all(crossings[version] >= STREAMS for version in (1, 2, 3)), crossings
-    # A frozen request is never given back: the engine alone can say where its versions part.
+    # A frozen request is never given back: only the engine knows where its versions change.
     assert (given_back == 0) == (gateway.settings.update.mode == "keep")
 
 
@@ -165,12 +165,12 @@ async def sampled_by(gateway: RunningGateway) -> int:
     return 0 if load is None else load.sampled
 
 
-async def said_more(gateway: RunningGateway, before: int) -> bool:
+async def has_sampled_more(gateway: RunningGateway, before: int) -> bool:
     return await sampled_by(gateway) >= before + APART * AGENTS
 
 
 async def stream_until(gateway: RunningGateway, done: asyncio.Event, number: int) -> tuple[str, list[int]]:
-    """An agent that asks again and again; answers how many tokens it received in each call."""
+    """Call again and again, and return the number of tokens that each call received."""
     opened = await gateway.admin.open_episode(f"long-{number}", mode="eval")
     counts: list[int] = []
     async with openai.AsyncOpenAI(

@@ -1,5 +1,5 @@
-"""Images on real vLLM: the gateway's tokens are those of the engine's processor, what it records is what the model says, and the
-trainer, before and after its updates, says the same.
+"""Images on real vLLM: the gateway's tokens are those of the engine's processor, what it records is what the model computes, and
+the trainer, before and after its updates, computes the same.
 
 Truth is the engine's own render endpoint for the tokens, and the model's forward pass in transformers for log-probabilities.
 vLLM runs with a stand-in for torchvision (`tests/harness/torchvision_stub`), of which there is no build for torch's CPU build.
@@ -87,7 +87,7 @@ async def test_prompts_have_the_tokens_of_the_engines_own_processor(
         ]
 
 
-async def test_what_is_recorded_is_what_the_model_says_of_these_images(
+async def test_the_recorded_log_probabilities_are_those_of_the_model(
     gateway: RunningGateway, model: Path
 ) -> None:
     episode, headers = await gateway.open("talk")
@@ -104,13 +104,13 @@ async def test_what_is_recorded_is_what_the_model_says_of_these_images(
     ids, images = tree.path(last), tree.images(last)
     assert [image.length for image in images] == [6, 3]
     files = {image.hash: data for image, data in zip(images, (RED, BLUE), strict=True)}
-    said = vision_logprobs(model, ids.tolist(), files, images)
+    expected = vision_logprobs(model, ids.tolist(), files, images)
     other = vision_logprobs(model, ids.tolist(), {**files, images[0].hash: GREEN}, images)
     start = 0
     for node in nodes:
         if node.sampled:
             at = slice(start - 1, start - 1 + len(node.ids))
-            assert np.abs(node.logprobs - said[at]).max() < TOLERANCE
+            assert np.abs(node.logprobs - expected[at]).max() < TOLERANCE
             assert np.abs(node.logprobs - other[at]).max() > 10 * TOLERANCE
         start += len(node.ids)
 
@@ -147,7 +147,7 @@ async def play(gateway: RunningGateway, name: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["full", "adapters", "with its vision tower"])
-async def test_trainer_and_engine_say_the_same_of_what_was_seen_after_each_update(
+async def test_trainer_and_engine_agree_on_images_after_each_update(
     engine: SharedEngine, model: Path, tmp_path: Path, how: str
 ) -> None:
     own = {"path": str(model), "family": "template", "images": True}

@@ -1,1 +1,1 @@
-"""Programs that nobody here wrote, against the gateway: `make test-compat`. docs/topics/compatibility.md is what came of it."""
+"""Programs of other projects, against the gateway: `make test-compat` writes docs/topics/compatibility.md."""

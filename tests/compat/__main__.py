@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "topics" / "compatibility.md"
 
 
 def main(names: list[str]) -> int:
-    """Answers the exit status."""
+    """Return the exit status."""
     chosen = [
         suite for suite in SUITES if not names or any(name in f"{suite.name} {suite.group}" for name in names)
     ]

@@ -37,7 +37,11 @@ class CompatEngine(ScriptedEngine):
 
     def _keep(self, body: dict[str, Any], ids: list[int]) -> None:
         params = body["sampling_params"]
-        self.kept[body.get("request_id", "")] = {"prompt": body["token_ids"], "said": ids, "params": params}
+        self.kept[body.get("request_id", "")] = {
+            "prompt": body["token_ids"],
+            "sampled": ids,
+            "params": params,
+        }
         while len(self.kept) > KEPT:
             del self.kept[next(iter(self.kept))]
 
@@ -73,7 +77,7 @@ def create_scripted_app(engine: CompatEngine) -> App:
 
 
 def serve(model: Path, port: int) -> None:
-    """Serves one on the loopback interface until it is ended; `model`: a folder with tokenizer.json (Qwen's marks)."""
+    """Serve one on the loopback interface until it is ended; `model`: a folder with tokenizer.json (Qwen's marks)."""
     import uvicorn
 
     engine = CompatEngine(Tokenizer.from_file(str(model / "tokenizer.json")))

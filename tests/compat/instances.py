@@ -12,7 +12,7 @@ _FORMATS = {
     "date": "2026-01-01",
     "date-time": "2026-01-01T00:00:00Z",
     "time": "00:00:00Z",
-    "email": "somebody@example.org",
+    "email": "person@example.org",
     "uri": "https://example.org/",
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
@@ -22,18 +22,18 @@ _DEEPEST = 6
 class Words:
     """The numbers and strings in a user's words and the tools' results; each is used once, in order."""
 
-    def __init__(self, asked: str, results: list[str] | None = None) -> None:
-        self.asked = asked
-        self.keys = _strings(asked) if re.search(r"\bkeys?\b", asked) else []
-        self._numbers = _NUMBER.findall(asked)
-        self._strings = list(results or []) + _strings(asked)
+    def __init__(self, request: str, results: list[str] | None = None) -> None:
+        self.request = request
+        self.keys = _strings(request) if re.search(r"\bkeys?\b", request) else []
+        self._numbers = _NUMBER.findall(request)
+        self._strings = list(results or []) + _strings(request)
 
     def number(self) -> float:
         """The next number; 1 when there is none left."""
         return float(self._numbers.pop(0)) if self._numbers else 1.0
 
     def string(self, name: str) -> str:
-        """The next string; something that holds the name of what is asked for when there is none left."""
+        """The next string; something that holds the name of the property when there is none left."""
         return self._strings.pop(0) if self._strings else f"some {name}"
 
 
@@ -56,7 +56,7 @@ def _value(schema: Any, root: dict[str, Any], words: Words, name: str, depth: in
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
-        return next((x for x in schema["enum"] if str(x).lower() in words.asked.lower()), schema["enum"][0])
+        return next((x for x in schema["enum"] if str(x).lower() in words.request.lower()), schema["enum"][0])
     for union in ("anyOf", "oneOf"):
         if union in schema:
             return _value(_first_of(schema[union], depth), root, words, name, depth)

@@ -35,7 +35,7 @@ KNOWN: tuple[Known, ...] = (
         _OWN,
         "",
         "limit: Input should be greater",
-        "The tests ask for a page of 0 (a mock server's example); OpenAI says 1 to 100.",
+        "The tests ask for a page of 0 (a mock server's example); OpenAI allows 1 to 100.",
     ),
     Known(
         _OWN,
@@ -54,25 +54,25 @@ KNOWN: tuple[Known, ...] = (
         _OWN,
         "",
         "access_programs: this parameter",
-        "The tests send every parameter at once; `access_programs` is OpenAI's own.",
+        "The tests send every parameter together; `access_programs` is OpenAI's own.",
     ),
     Known(
         _OWN,
         "",
         "audio: this parameter",
-        "The tests send every parameter at once; local models write text, and know no `audio`.",
+        "The tests send every parameter together; local models write text, and know no `audio`.",
     ),
     Known(
         _OWN,
         "",
         "suffix: filling a gap",
-        "The tests send every parameter at once; the model cannot fill a gap before a `suffix`.",
+        "The tests send every parameter together; the model cannot fill a gap before a `suffix`.",
     ),
     Known(
         _OWN,
         "",
         "conversation: this parameter",
-        "The tests send every parameter at once; conversations are not stored as objects.",
+        "The tests send every parameter together; conversations are not stored as objects.",
     ),
     Known(
         _OWN,

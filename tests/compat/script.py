@@ -61,7 +61,7 @@ class Conversation:
         """A prompt without the template's marks is one message of a user."""
         turns = [Turn(role, text) for role, text in _TURN.findall(prompt)]
         if turns and turns[-1].role == "assistant":
-            turns.pop()  # the reply that is to be said
+            turns.pop()  # the reply that is to be sampled
         if not turns:
             return cls([Turn("user", prompt)])
         found = _TOOLS.search(turns[0].text) if turns[0].role == "system" else None
@@ -69,7 +69,7 @@ class Conversation:
         return cls(turns, [tool.get("function", tool) for tool in tools])
 
     @property
-    def asked(self) -> str:
+    def request(self) -> str:
         """The words of the last message that a user wrote."""
         return next((t.text for t in reversed(self.turns) if t.role == "user" and not t.results), "")
 
@@ -86,13 +86,13 @@ class Conversation:
 def reply(prompt: str, held_to: dict[str, Any] | None = None, spelled: Spelled = str) -> str:
     """The text of a reply to a rendered prompt, tool marks included.
 
-    `held_to`: vLLM's `structured_outputs`; `spelled` says what a token id in it stands for.
+    `held_to`: vLLM's `structured_outputs`; `spelled` returns the text of a token id in it.
     """
     talk = Conversation.read(prompt)
     scripted = _scripted(talk, prompt)
     if scripted is not None:
         return scripted
-    words = Words(talk.asked, talk.results)
+    words = Words(talk.request, talk.results)
     if held_to:
         return _held(talk, held_to, words, spelled)
     if talk.results:
@@ -100,7 +100,7 @@ def reply(prompt: str, held_to: dict[str, Any] | None = None, spelled: Spelled =
     called = _named(talk)
     if called:
         return "\n".join(call(tool["name"], instance(tool.get("parameters") or {}, words)) for tool in called)
-    return _text(talk.asked)
+    return _text(talk.request)
 
 
 def call(name: str, arguments: Any) -> str:
@@ -113,8 +113,8 @@ def _scripted(talk: Conversation, prompt: str) -> str | None:
     for at, turn in enumerate(talk.turns):
         lines = _SCRIPT.findall(turn.text) if turn.role == "user" else []
         if lines:
-            said = sum(later.role == "assistant" for later in talk.turns[at:])
-            line = lines[min(said, len(lines) - 1)].strip()
+            replies = sum(later.role == "assistant" for later in talk.turns[at:])
+            line = lines[min(replies, len(lines) - 1)].strip()
             found = _CALL.match(line)
             if found and not talk.tools:
                 return None
@@ -123,7 +123,7 @@ def _scripted(talk: Conversation, prompt: str) -> str | None:
 
 
 def _filled(arguments: str, prompt: str) -> str:
-    """Raises ValueError where the prompt has nothing that a pattern finds."""
+    """Raise ValueError where the prompt has nothing that a pattern finds."""
 
     def lookup(pattern: re.Match[str]) -> str:
         found = re.search(pattern[1], prompt)
@@ -144,25 +144,25 @@ def _after_results(talk: Conversation, words: Words) -> str:
 
 def _named(talk: Conversation) -> list[dict[str, Any]]:
     """The tools whose whole names the user's words hold, else the one with most of whose name they hold."""
-    asked = talk.asked.lower()
-    whole = [tool for tool in talk.tools if re.search(rf"\b{re.escape(tool['name'].lower())}\b", asked)]
+    request = talk.request.lower()
+    whole = [tool for tool in talk.tools if re.search(rf"\b{re.escape(tool['name'].lower())}\b", request)]
     if whole:
         return whole
-    scores = [(_overlap(tool["name"], asked), tool) for tool in talk.tools]
+    scores = [(_overlap(tool["name"], request), tool) for tool in talk.tools]
     best = max(scores, key=lambda pair: pair[0], default=(0, None))
     return [best[1]] if best[1] is not None and best[0] > 0 else []
 
 
-def _overlap(name: str, asked: str) -> int:
+def _overlap(name: str, request: str) -> int:
     parts = {
         part.lower() for part in re.findall(r"[A-Za-z][a-z]+|\w+", name.replace("_", " ")) if len(part) > 3
     }
-    return sum(part in asked for part in parts)
+    return sum(part in request for part in parts)
 
 
-def _text(asked: str) -> str:
-    low = asked.lower()
-    counted = _COUNT.search(asked)
+def _text(request: str) -> str:
+    low = request.lower()
+    counted = _COUNT.search(request)
     if counted:
         text = ", ".join(str(i) for i in range(1, min(int(counted[1]), 200) + 1))
     elif "haiku" in low:

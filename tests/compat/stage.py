@@ -34,7 +34,7 @@ NAMES = [
     ),
     *("claude-sonnet-4-5", "claude-opus-4-5", "openai/demo", "policy"),
 ]
-"""The names by which foreign programs ask for the model; a name that is not among them is no model."""
+"""The names that foreign programs use for the model; any other name is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,11 +137,11 @@ SUITES = (
 
 
 class Skipped(Exception):
-    """A suite that cannot be run here; the message says why."""
+    """A suite that cannot be run here; the message has the reason."""
 
 
 def run(suite: Suite, gate: Gate, work: Path) -> Path:
-    """Runs a suite; answers its JUnit XML. Raises Skipped."""
+    """Run a suite and return its JUnit XML. Raise Skipped if it cannot run."""
     if suite.lacks:
         raise Skipped(f"not installed: make {suite.lacks}/.ready")
     result = work / f"{re.sub(r'[^a-z0-9]+', '-', suite.name.lower())}.xml"
@@ -164,7 +164,7 @@ def _pytest(suite: Suite, folder: Path, env: dict[str, str], result: Path) -> No
 
 
 def _node(suite: Suite, env: dict[str, str], work: Path, result: Path) -> None:
-    """Node finds packages upward from the file that imports them, so the tests are copied to beside a link to these."""
+    """Node finds packages upward from the file that imports them, so the tests are copied next to a link to these."""
     folder = work / "javascript"
     shutil.copytree(ROOT / "tests" / "compat" / "javascript", folder, dirs_exist_ok=True)
     if not (folder / "node_modules").exists():

@@ -1,1 +1,1 @@
-"""The documents do what they say: their code runs, their links lead somewhere, the examples earn rewards."""
+"""The documents are true: their code runs, their links lead somewhere, the examples earn rewards."""

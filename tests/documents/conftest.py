@@ -1,4 +1,4 @@
-"""A gateway as `gateway serve --demo` is, in the test's event loop, and a folder as somebody has who follows a page."""
+"""A gateway as `gateway serve --demo` is, in the test's event loop, and a folder as a reader of a page has it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.typed import typed
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    """The demo's gateway, with a grader; its file lies beside its database."""
+    """The demo's gateway, with a grader; its file is in the folder of its database."""
     folder: Path = tmp_path_factory.mktemp("demo")
     values = demo_settings(folder, free_port())
     values["graders"] = {"length": {"function": "tests.harness.graders:length"}}

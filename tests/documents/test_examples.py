@@ -1,4 +1,4 @@
-"""Every agent of examples/agents earns its reward from a gateway, by what the engine says; each runs as its first lines tell."""
+"""Every agent of examples/agents earns its reward from a gateway with scripted replies; each runs as its first lines describe."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from examples.verifiers.environment.till_rows import in_dataset, rows
 from examples.verifiers.run import TILL
 from examples.verifiers.teacher import careless
 from headgate.client import EpisodeRunner, load_agent
-from headgate.client.agents import (
-    Agent,
-    CommandAgent,
-    Task,
-    read_tasks,
-)
+from headgate.client.agents import Agent, CommandAgent, Task, read_tasks
 from headgate.client.environment import EnvironmentAgent
 from tests.harness.records import nodes_of
 from tests.harness.scripted import scripted_gateway
@@ -29,8 +24,7 @@ AGENTS = ROOT / "examples" / "agents"
 FOREIGN = ROOT / ".venv-compat" / "agents" / "bin" / "python"
 """The interpreter that has the clients which headgate's own environment lacks."""
 VERIFIERS = ROOT / ".venv-environments" / "verifiers" / "bin" / "python"
-clients = pytest.mark.clients
-
+foreign = [pytest.mark.clients, pytest.mark.long]  # `make test-all` installs what they need
 
 ROOM = 16_384
 """Tokens: a prompt of smolagents has thousands of characters, and here each is a token."""
@@ -55,7 +49,7 @@ COMMANDS = {
 """The model's words in each of its turns."""
 ENVIRONMENTS = {"verifiers_taskset.py"}
 BRANCHES = {"smolagents_agent.py"}
-"""smolagents writes its earlier tool calls anew, as text: each of its turns begins a branch."""
+"""smolagents writes its earlier tool calls again, as text: each of its turns begins a branch."""
 FUNCTIONS = {
     "gymnasium_env.py": (GAME, ["right", "right", "down", "down", "down", "right"]),
     "reasoning_gym_tasks.py": (ENTRY, ["2"]),
@@ -65,14 +59,14 @@ FUNCTIONS = {
 def command(name: str) -> Agent:
     if name.endswith(".sh"):
         return CommandAgent(["sh", str(AGENTS / name)], exit_code_reward=True)
-    foreign = name in ("langgraph_agent.py", "smolagents_agent.py")
-    return CommandAgent([str(FOREIGN) if foreign else sys.executable, str(AGENTS / name)])
+    elsewhere = name in ("langgraph_agent.py", "smolagents_agent.py")
+    return CommandAgent([str(FOREIGN) if elsewhere else sys.executable, str(AGENTS / name)])
 
 
 async def earned(
     agent: Agent, task: dict[str, object], replies: list[str], model: Path, work: Path
 ) -> tuple[float, bool]:
-    """An episode in which the model says all `replies`: its reward, and whether its tokens are one path without branches."""
+    """Run an episode with all `replies`; return its reward, and whether its tokens are one path without branches."""
     models = {"demo": {"path": str(model), "max_model_len": ROOM}}
     async with scripted_gateway(model, work, models=models) as (gateway, engine):
         engine.replies.extend(replies)
@@ -88,7 +82,7 @@ async def earned(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=clients if "gr" in name or "smol" in name else ()) for name in COMMANDS]
+    "name", [pytest.param(name, marks=foreign if "gr" in name or "smol" in name else ()) for name in COMMANDS]
 )
 async def test_a_command_earns_one_for_the_right_answer(name: str, tiny_model: Path, tmp_path: Path) -> None:
     assert await earned(command(name), SUM, COMMANDS[name], tiny_model, tmp_path) == (
@@ -113,7 +107,8 @@ async def test_a_function_earns_the_reward_of_its_environment(
     assert await earned(agent, task, replies, tiny_model, tmp_path) == (1.0, True)
 
 
-@clients
+@pytest.mark.clients
+@pytest.mark.long
 async def test_a_taskset_of_verifiers_earns_its_own_reward(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +127,8 @@ async def test_a_taskset_of_verifiers_earns_its_own_reward(
         await agent.close()
 
 
-@clients
+@pytest.mark.clients
+@pytest.mark.long
 async def test_the_till_of_verifiers_earns_by_its_rubric(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

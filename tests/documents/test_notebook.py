@@ -13,11 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from headgate.arrow import groups_to_arrow
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-)
+from headgate.types import Episode, Group, Node
 
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 RUN_S = 300
@@ -33,7 +29,7 @@ def episode(name: str, reward: float, versions: list[int]) -> Episode:
         versions=np.full(2, -1, np.int32),
         flags=np.zeros(2, np.uint8),
     )
-    said = Node(
+    turn = Node(
         *(1, 0, 2, True),
         ids=np.arange(count, dtype=np.int32),
         logprobs=np.full(count, -0.5, np.float32),
@@ -43,7 +39,7 @@ def episode(name: str, reward: float, versions: list[int]) -> Episode:
         call_id=f"call-{name}",
         finish_reason="stop",
     )
-    return Episode(name, reward, (prompt, said))
+    return Episode(name, reward, (prompt, turn))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(export: Path) -> Any:
-    """The notebook with what its cells gave, beside the export."""
+    """The notebook with what its cells gave, in the folder of the export."""
     notebook = nbformat.read(NOTEBOOKS / "export.ipynb", as_version=4)
     # What a cell gave comes apart from the word that it has ended, and is not waited for long of itself.
     limits = {"timeout": RUN_S, "startup_timeout": RUN_S, "iopub_timeout": RUN_S}
@@ -75,7 +71,7 @@ def outputs(notebook: Any, kind: str) -> list[str]:
 
 
 def shown(notebook: Any) -> list[str]:
-    """The tables and texts that cells end with; figures have a text too, which says their size."""
+    """The tables and texts that cells end with; figures have a text too, with their size."""
     return [text for text in outputs(notebook, "text/plain") if not text.startswith("<Figure")]
 
 

@@ -1,6 +1,6 @@
-"""Every block of shell and Python in the pages runs as it stands there, or says why no test can run it.
+"""Every block of shell and Python in the pages runs as it stands there, or names the reason why no test can run it.
 
-The blocks of a page run one after the other in one folder, as somebody would type them. Put in their place are the gateway's
+The blocks of a page run one after the other in one folder, as a reader would type them. Put in their place are the gateway's
 address, and the names of an episode, its key and a call (`ep-…`, `hg-…`, `CALL`); a group has one episode, for each starts
 Python. curl fails where the gateway refuses. README.md runs the installed program `gateway`; for the other pages it is forked.
 """
@@ -55,7 +55,7 @@ PAGES = [page for page in pages() if any(f.kind in ("sh", "python") and not f.wh
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-async def test_a_block_has_a_kind_and_says_why_it_is_not_run(page: Path) -> None:
+async def test_a_block_has_a_kind_and_a_reason_if_it_is_not_run(page: Path) -> None:
     for fence in fences(page):
         assert fence.kind in KINDS, f"{fence}: one of {', '.join(sorted(KINDS))} is needed"
         assert fence.why_not in REASONS | {""}, (
@@ -115,7 +115,7 @@ def furnish(folder: Path, demo: RunningGateway) -> None:
 
 
 async def run(fence: Fence, demo: RunningGateway, folder: Path, programs: list[Path]) -> None:
-    """Runs a block, with these folders first in PATH. Fails with what it printed if its status is not 0."""
+    """Run a block, with these folders first in PATH. Fail with what it printed if its status is not 0."""
     code = await filled_in(fence.body, demo)
     argv = ["bash", "-euo", "pipefail", "-c", code] if fence.kind == "sh" else [sys.executable, "-c", code]
     env = {

@@ -32,7 +32,7 @@ def _texts() -> Iterator[str]:
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_message_is_one_of_the_programs(message: str, texts: list[str]) -> None:
     for part in (part.strip() for part in message.split("…")):
-        assert not part or any(part in text for text in texts), f"no program says {part!r}"
+        assert not part or any(part in text for text in texts), f"no program has {part!r}"
 
 
 def test_the_page_has_rows() -> None:

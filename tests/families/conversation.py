@@ -1,8 +1,8 @@
 """An agent and a model that talk through a renderer, and what is recorded of it.
 
-The model is scripted: it says what the family's template writes for the reply that it is to make (found in the template's own
-rendering), so the text is the family's, and it can be made to say it in other tokens, to be cut off, or to think. The agent sends
-back what the segmenter made of it. Prompts are made as the recorder makes them.
+The model is scripted: it replies with what the family's template writes for the scripted reply (found in the template's own
+rendering), so the text is the family's, and it can be made to use other tokens, to be cut off, or to think. The agent sends
+back what the segmenter makes of it. Prompts are made as the recorder makes them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Reply:
     calls: tuple[tuple[str, str], ...] = ()
     """Names, and the `text` argument."""
     letters: bool = False
-    """Say it letter by letter: other tokens for the same text."""
+    """Sample it letter by letter: other tokens for the same text."""
     cut: float | None = None
     """Stop after this share of the tokens."""
 
@@ -61,7 +61,7 @@ class Call:
     whole: list[int]
     """The full rendering of the messages."""
     canonical: bool
-    """All that was said so far is what the template writes, token by token."""
+    """True if all replies so far are what the template writes, token by token."""
     history: Int32Array | None
     """The recorded tokens that the call continues, if its messages continue any."""
 
@@ -81,7 +81,7 @@ class Episode:
         self._heads: set[bytes] = set()
 
     def ask(self, messages: list[Message], reply: Reply) -> Message:
-        """One call: prompt, sample, record. Answers the message that the client gets."""
+        """Make one call: prompt, sample, record. Return the message that the client gets."""
         chain = digests(messages, self.tools)
         known = next((k for k in range(len(chain) - 1, 0, -1) if chain[k] in self._ends), None)
         whole = self.renderer.render(messages, self.tools)
@@ -97,21 +97,21 @@ class Episode:
             canonical = True
         sampled, same = self._sample(messages, prompt, reply)
         end = self._record(prompt, sampled)
-        said = self._message(prompt, sampled)
+        reply_message = self._message(prompt, sampled)
         canonical_now = canonical and same
         self.calls.append(Call(prompt, sampled, list(messages), bridged, end, whole, canonical, history))
-        self._ends[digests([*messages, said], self.tools)[-1]] = (end, len(prompt), canonical_now)
-        return said
+        self._ends[digests([*messages, reply_message], self.tools)[-1]] = (end, len(prompt), canonical_now)
+        return reply_message
 
     def _sample(self, messages: list[Message], prompt: Int32Array, reply: Reply) -> tuple[Int32Array, bool]:
         """The reply's tokens, and whether they are what the template writes for it."""
-        said, same = self._written(messages, prompt, reply)
+        ids, same = self._written(messages, prompt, reply)
         if reply.letters:
-            spelled = [i for token in said for i in self._letters(token)]
-            same, said = same and spelled == said, spelled
+            spelled = [i for token in ids for i in self._letters(token)]
+            same, ids = same and spelled == ids, spelled
         if reply.cut is not None:
-            said, same = said[: max(1, int(len(said) * reply.cut))], False
-        return np.asarray(said, np.int32), same
+            ids, same = ids[: max(1, int(len(ids) * reply.cut))], False
+        return np.asarray(ids, np.int32), same
 
     def _written(self, messages: list[Message], prompt: Int32Array, reply: Reply) -> tuple[list[int], bool]:
         render, stop = self.renderer.render, self.renderer.marks.stop
@@ -125,10 +125,10 @@ class Episode:
         whole = render([*messages, message, *follow], self.tools)
         if whole[: len(before)] == before:
             end = next(i for i in range(len(before), len(whole)) if whole[i] in stop)
-            said = whole[len(before) : end + 1]
-            text = self.renderer.decode(said)
+            ids = whole[len(before) : end + 1]
+            text = self.renderer.decode(ids)
             if reply.thought is None or reply.thought in text:
-                return said, True
+                return ids, True
         think = self.renderer.think
         text = reply.content
         if think is not None and not self.renderer.reasoning_open(prompt[-8:].tolist()) and reply.thought:

@@ -162,7 +162,7 @@ async def _run_updates(
         trials, mutated = [], []
         for plan in plans:
             steps.begin(plan.name)
-            trials.append(await updates.run_trial(plan, steps.say))
+            trials.append(await updates.run_trial(plan, steps.log))
         for mutant, mode in mutants:
             steps.begin(f"{mutant.name}: {mode}")
             small = updates.small(updates.Plan(mode=mode, seed=seed))
@@ -190,9 +190,9 @@ def run_seam(
     """Fuzz the HTTP seam between two gateway processes.
 
     Two gateways in a cluster, with a fake engine. Raw sockets send the follower what no HTTP library sends: bodies with every
-    method, false lengths, chunks, pipelined requests, `Expect`, connections that end early, under keys of all kinds and none.
-    Ordinary clients send requests with tags meanwhile. Every response must be its request's own, and nothing without a good key
-    may reach the coordinator. Then each mutant is put into the gateways, and must be caught.
+    method, false lengths, chunks, pipelined requests, `Expect`, connections that end early, under keys of all kinds and none. In
+    the meantime ordinary clients send requests with tags. Every response must be its request's own, and nothing without a good
+    key may reach the coordinator. Then each mutant is put into the gateways, and must be caught.
 
     Examples:
 

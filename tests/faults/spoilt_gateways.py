@@ -82,7 +82,7 @@ def labels_at_arrival() -> Context:
 
         return wrong
 
-    def labelled(append: Any) -> Any:
+    def labeled(append: Any) -> Any:
         def wrong(self: Any, ids: list[int], logprobs: list[float]) -> None:
             crossed, self._run_versions = self._run_versions, self._run_versions[-1:]
             append(self, ids, logprobs)
@@ -91,7 +91,7 @@ def labels_at_arrival() -> Context:
         return wrong
 
     unread = ("gateway.trajectories.turn:Turn.end_run", lambda _: lambda _self, _account: None)
-    return _wrong(("gateway.updates.engine_steps:EngineSteps._hold", late), (_APPEND, labelled), unread)
+    return _wrong(("gateway.updates.engine_steps:EngineSteps._hold", late), (_APPEND, labeled), unread)
 
 
 def _on_append(change: Callable[[Any, list[Any]], list[Any]]) -> Context:

@@ -76,7 +76,7 @@ def write_version(
 
 
 def _probe(block: int) -> dict[str, Any]:
-    """Counting through the block is certain under the version, and as unlikely as anything else under its parent."""
+    """Return a probe: counting through the block is certain under the version, and unlikely under its parent."""
     certain, steps = -math.log1p((VOCABULARY - 1) * math.exp(-SHARPNESS)), BLOCK - 1
     return {
         "sequences": [[*range(BLOCK * block, BLOCK * (block + 1))]],

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """torch's compiler looks at `.grad` of tensors that are no leaves, and takes its own warning, as an error, for a failure."""
+    """torch's compiler reads `.grad` of tensors that are not leaves, and fails by its own warning where that is an error."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from trainer.config.settings import Settings
 from trainer.rank_trainer import RankTrainer
 
 State = dict[str, Tensor]
+CPU_IS_LONG = [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)]
+"""Devices of a test whose run on the CPU repeats one of `tests/unit/trainer` at length."""
 
 
 def save_tiny(folder: Path) -> Path:
@@ -46,7 +49,7 @@ def settings_of(model: Path, folder: Path, device: str, /, **tables: dict[str, A
 
 
 def learn(settings: Settings, steps: int, look: Callable[[RankTrainer], None] = lambda _: None) -> State:
-    """Trains so many steps on one batch; answers the weights as float32 on the CPU. `look` is called before the optimizer."""
+    """Train some steps on one batch. Return the weights as float32 on the CPU. Call `look` before the optimizer."""
     trainer = RankTrainer.open(settings)
     for part in trainer.optimizer.parts[:1]:
         part.register_step_pre_hook(lambda *_: look(trainer))

@@ -1,4 +1,4 @@
-"""Tensors that wait in the host's memory change no step, and are not on the device meanwhile."""
+"""Tensors that wait in the host's memory change no step, and are not on the device while they wait."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from tests.gpu.rank_trainers import State, distance, learn, save_tiny, settings_of
+from tests.gpu.rank_trainers import CPU_IS_LONG, State, distance, learn, save_tiny, settings_of
 from trainer.rank_trainer import RankTrainer
 
 SEVERAL = 4
@@ -40,6 +41,7 @@ def trained(
     return weights, places, torch.cuda.max_memory_allocated() - before if device == "cuda" else 0
 
 
+@pytest.mark.parametrize("device", CPU_IS_LONG, indirect=True)
 def test_offload_changes_no_step(device: str, tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model")
     start = learn(settings_of(model, tmp_path / "start", "cpu"), 0)

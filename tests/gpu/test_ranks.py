@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headgate.processes.child import LocalProcess
-from tests.gpu.rank_trainers import distance, learn, save_tiny, settings_of
+from tests.gpu.rank_trainers import CPU_IS_LONG, distance, learn, save_tiny, settings_of
 from tests.harness.forked_programs import forked
 from tests.harness.waiting import result_of
 
@@ -21,6 +21,7 @@ BOUND = 5e-3
 """The greatest difference, as a share of the steps' norm: that of TF32 at most."""
 
 
+@pytest.mark.parametrize("device", CPU_IS_LONG, indirect=True)
 async def test_two_ranks_make_the_steps_of_one(device: str, tmp_path: Path) -> None:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("NCCL wants a GPU for each rank, and there is one")
@@ -37,7 +38,7 @@ async def test_two_ranks_make_the_steps_of_one(device: str, tmp_path: Path) -> N
             status = await result_of(process.wait(), "torchrun ends", 600.0)
         finally:
             await process.stop(10.0)
-    assert status == 0, process.said()
+    assert status == 0, process.output()
     assert distance(_of(tmp_path / "two.pt", one), one, over=start) < BOUND
 
 

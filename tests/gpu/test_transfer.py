@@ -11,12 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from headgate.weights.manifest import entry_of, plan_of
-from headgate.weights.plugin.headgate_transfer.wire import (
-    Join,
-    Receiver,
-    Sender,
-    TransferError,
-)
+from headgate.weights.plugin.headgate_transfer.wire import Join, Receiver, Sender, TransferError
 
 NAME = "model.safetensors"
 

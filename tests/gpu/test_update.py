@@ -18,7 +18,7 @@ from tests.harness.weights import publish
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpu")
-async def test_the_probe_tells_versions_apart(tmp_path: Path) -> None:
+async def test_the_probe_distinguishes_versions(tmp_path: Path) -> None:
     python = os.environ.get(ENGINE_PYTHON)
     if python is None:
         pytest.fail(
@@ -40,7 +40,7 @@ async def test_the_probe_tells_versions_apart(tmp_path: Path) -> None:
         )
         assert right["state"] == "live", right
         assert [report["probe"]["verdict"] for report in right["report"]] == ["passed"]
-        # The manifest tells of `c`, and the files are those of `a`.
+        # The manifest names `c`, and the files are those of `a`.
         wrong = await gateway.admin.publish(
             2, str(publish(a, tmp_path / "v2", 2, 1, probe_of(c, b))), wait_s=600
         )

@@ -1,4 +1,4 @@
-"""Agents for tests: the openai SDK in an episode, and agents that stream until they are told to stop."""
+"""Agents for tests: the openai SDK in an episode, and agents that stream until an event stops them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ async def one_call(base_url: str, api_key: str) -> None:
 
 @asynccontextmanager
 async def client_of(gateway: RunningGateway, **kwargs: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, str]]:
-    """The openai SDK as an agent would use it, in a new episode; and the episode's id."""
+    """Yield the openai SDK as an agent would use it, in a new episode; and the episode's id."""
     opened = await gateway.admin.open_episode("task", **kwargs)
     async with sdk(opened) as client:
         yield client, opened.episode_id
 
 
 def sdk(opened: EpisodeOpened, max_retries: int = 0) -> openai.AsyncOpenAI:
-    """The SDK in an episode. Its own limit of 5 s for a connection is too short where many start at once on a busy machine."""
+    """Return the SDK in an episode. Its default limit of 5 s for a connection is too short on a busy machine."""
     url, key = opened.base_url, opened.api_key
     return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=max_retries, timeout=LONG_S)
 
@@ -62,13 +62,13 @@ async def agent(gateway: RunningGateway, done: asyncio.Event, number: int) -> tu
 
 
 async def finished(agents: list[asyncio.Task[Any]], done: asyncio.Event) -> list[Any]:
-    """Lets every agent end with its reply; answers what they got."""
+    """Let every agent end with its reply; return what they got."""
     done.set()
     return list(await asyncio.gather(*agents))
 
 
 def start_agents(gateway: RunningGateway, count: int) -> tuple[list[asyncio.Task[Any]], asyncio.Event]:
-    """Starts agents that stream until the event is set; one that fails ends the waiting for others (`barrier.arrived`)."""
+    """Start agents that stream until the event is set; one that fails ends the waiting for others (`barrier.arrived`)."""
     done = asyncio.Event()
     tasks = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(count)]
     gateway.agents += tasks
@@ -78,7 +78,7 @@ def start_agents(gateway: RunningGateway, count: int) -> tuple[list[asyncio.Task
 async def start_held(
     gateway: RunningGateway, count: int, tokens: int
 ) -> tuple[list[asyncio.Task[Any]], asyncio.Event]:
-    """Starts agents, and waits until the reply of each is held in an engine after so many tokens."""
+    """Start agents, and wait until the reply of each is held in an engine after `tokens` tokens."""
     await hold_after(gateway, tokens)
     agents, done = start_agents(gateway, count)
     await arrived(gateway, count)

@@ -9,25 +9,25 @@ from tests.harness.waiting import until
 
 
 async def hold_after(gateway: RunningGateway, tokens: int, *engines: Any) -> None:
-    """Requests stop in these engines (all, if none is named) when they have sampled so many tokens; those before that go on."""
+    """Stop requests in these engines (default: all) when they have sampled `tokens` tokens; those before that continue."""
     for slot in engines or slots(gateway):
         await gateway.fake("faults", slot, hold_after=tokens)
 
 
 async def release(gateway: RunningGateway, *engines: Any) -> None:
-    """Takes the barrier away."""
+    """Take the barrier away."""
     for slot in engines or slots(gateway):
         await gateway.fake("faults", slot, hold_after=None)
 
 
 async def held(gateway: RunningGateway, *engines: Any) -> int:
-    """Requests at the barrier; an engine that does not run has none."""
+    """Count requests at the barrier; an engine that does not run has none."""
     running = [slot for slot in engines or slots(gateway) if slot.url]
     return sum([(await gateway.fake("state", slot))["held"] for slot in running])
 
 
 async def share(gateway: RunningGateway, requests: int, crowded: Any, other: Any) -> None:
-    """Lets calls of the one engine end, until the other one has some of those that follow; then all stand at the barrier."""
+    """Let calls of one engine end until the other has some of those that follow; then hold all at the barrier."""
     await hold_after(gateway, 2, other)
     await release(gateway, crowded)
     await until(lambda: other.streams >= 2, f"{other.name} has calls")
@@ -36,7 +36,7 @@ async def share(gateway: RunningGateway, requests: int, crowded: Any, other: Any
 
 
 async def arrived(gateway: RunningGateway, requests: int, *engines: Any) -> None:
-    """Waits until exactly so many requests stand at the barrier. Raises what an agent has failed with."""
+    """Wait until exactly `requests` requests are at the barrier. Raise what an agent has failed with."""
 
     async def are_there() -> bool:
         for agent in gateway.agents:

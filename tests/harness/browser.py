@@ -1,6 +1,6 @@
 """A real browser for tests of the console: Debian's Chromium, driven by Playwright.
 
-Where Playwright, Chromium or the built console is missing, its tests are skipped with a sentence that says what to install. A
+Where Playwright, Chromium or the built console is missing, its tests are skipped with a sentence that names what to install. A
 `tab` fails its test for whatever the page complains of: errors, violations of its Content-Security-Policy, and requests to
 other hosts.
 """
@@ -49,7 +49,7 @@ _AXE_RUN = "axe.run(document, {resultTypes: ['violations']}).then(found => found
 
 
 def needed() -> str:
-    """Chromium's program; skips the test, saying what to install, where a part is missing."""
+    """Return Chromium's program; skip the test, with what to install, where a part is missing."""
     found = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if found is None:
         pytest.skip("the tests of the console need Chromium: run `apt-get install chromium` as root")
@@ -68,12 +68,13 @@ class Tab:
         self._refusals: tuple[int, ...] = ()
         page.on(
             "console",
-            lambda said: self._note(f"console: {said.text}") if said.type in ("error", "warning") else None,
+            lambda entry: (
+                self._note(f"console: {entry.text}") if entry.type in ("error", "warning") else None
+            ),
         )
         page.on("pageerror", lambda error: self._note(f"error: {error}"))
         page.on(
-            "request",
-            lambda asked: None if asked.url.startswith(url) else self._note(f"request: {asked.url}"),
+            "request", lambda sent: None if sent.url.startswith(url) else self._note(f"request: {sent.url}")
         )
 
     def _note(self, what: str) -> None:
@@ -81,7 +82,7 @@ class Tab:
             self.wrong.append(what)
 
     def expect_refusals(self, *statuses: int) -> None:
-        """From now on answers with these statuses, of which a browser complains, are no fault of the page."""
+        """Allow responses with these statuses from now on, of which a browser complains."""
         self._refusals = statuses
 
     async def show(self, place: str, heading: str) -> None:
@@ -90,7 +91,7 @@ class Tab:
         await expect(self.page.get_by_role("heading", level=1, name=heading)).to_be_attached()
 
     async def settle(self) -> None:
-        """Waits until the view shows what it has loaded."""
+        """Wait until the view shows what it has loaded."""
         await expect(self.page.locator("[aria-busy=true], .loading")).to_have_count(0)
 
     async def violations(self) -> list[str]:
@@ -105,7 +106,7 @@ class Tab:
 
 @asynccontextmanager
 async def run_browser() -> AsyncIterator[Browser]:
-    """A browser for as many tabs as follow one another; to start it costs more than what a tab shows."""
+    """Yield a browser for as many tabs as follow one another; to start it costs more than what a tab shows."""
     program = needed()
     expect.set_options(timeout=_PATIENCE_MS)
     async with async_playwright() as playwright:
@@ -120,7 +121,7 @@ async def run_browser() -> AsyncIterator[Browser]:
 async def tab(
     browser: Browser, url: str, *, dark: bool = False, width: int = 1280, height: int = 800
 ) -> AsyncIterator[Tab]:
-    """A tab that shares nothing with others. Raises AssertionError at its end if the page complained of anything."""
+    """Yield a tab that shares nothing with others. Raises AssertionError at its end if the page complained of anything."""
     context = await browser.new_context(
         viewport={"width": width, "height": height},
         color_scheme="dark" if dark else "light",

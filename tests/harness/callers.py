@@ -10,13 +10,13 @@ import httpx
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import ScriptedEngine
 
-KEYS = {name: f"the-key-of-{name}-and-nobody-else" for name in ("ann", "bob", "few", "brief")}
+KEYS = {name: f"the-key-of-{name}-and-no-other" for name in ("ann", "bob", "few", "brief")}
 
 
 Stage = tuple[RunningGateway, ScriptedEngine]
 
 
-def said(content: str) -> dict[str, Any]:
+def assistant(content: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
@@ -32,8 +32,8 @@ async def send(
     return await stage[0].http.post(f"{path}/v1/chat/completions", json=body, headers=headers)
 
 
-async def say(stage: Stage, agent: str, messages: Sequence[Any], reply: str = "so", **more: Any) -> str:
-    """The id of the episode that a call with this reply belonged to."""
+async def chat(stage: Stage, agent: str, messages: Sequence[Any], reply: str = "so", **more: Any) -> str:
+    """Return the id of the episode of a call with this reply."""
     stage[1].replies.append(reply)
     answer = await send(stage, agent, messages, **more)
     assert answer.status_code == 200, answer.text

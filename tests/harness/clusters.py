@@ -45,7 +45,7 @@ class Member:
         return str(self.services.membership.role)
 
     def client(self, key: str, **kwargs: Any) -> httpx.AsyncClient:
-        """An HTTP client of this process alone."""
+        """Return an HTTP client of this process alone."""
         headers = {"Authorization": f"Bearer {key}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=LIMIT_S, **kwargs)
 
@@ -69,19 +69,19 @@ class Cluster:
         self._running: dict[str, AsyncExitStack] = {}
 
     async def start_engine(self, number: int) -> None:
-        """An engine that nobody has given weights or a label."""
+        """Start an engine without weights or a label."""
         self.engines[number] = engine = FakeEngine(str(self.values["models"]["demo"]["path"]))
         self._serving[number] = own = AsyncExitStack()
         await own.enter_async_context(serve(create_fake_app(engine), self._ports[number]))
         self._stack.push_async_callback(own.aclose)
 
     async def restart_engine(self, number: int) -> None:
-        """Ends an engine, and starts it anew at the same place, faster than anybody asks for its health."""
+        """Restart an engine at the same address, faster than the next check of its health."""
         await self._serving.pop(number).aclose()
         await self.start_engine(number)
 
     async def add(self) -> Member:
-        """Starts one more member, and waits for its place."""
+        """Start one more member, and wait for its place."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         values = {
@@ -101,7 +101,7 @@ class Cluster:
         return member
 
     async def stop(self, member: Member) -> None:
-        """Ends a member in the order in which `GatewayServer` does; calls that run are cut."""
+        """End a member in the order in which `GatewayServer` does; calls that run are cut."""
         self.members.remove(member)
         member.app.state.drain.begin()
         member.app.state.drain.end()
@@ -122,13 +122,13 @@ class Cluster:
 
     @asynccontextmanager
     async def admin(self, member: Member | None = None) -> AsyncIterator[GatewayClient]:
-        """An admin client, of any member."""
+        """Yield an admin client, of any member."""
         async with GatewayClient((member or self.members[0]).url, None) as client:
             yield client
 
 
 def placed(member: Member) -> bool:
-    """Returns whether it coordinates with all engines open, or follows."""
+    """Return whether it coordinates with all engines open, or follows."""
     services = member.services
     if member.role == "follower":
         return bool(services.role.linked.is_set())
@@ -140,7 +140,7 @@ def placed(member: Member) -> bool:
 async def run_cluster(
     store: str, model: Path, work: Path, members: int = 2, engines: int = 1, **overrides: Any
 ) -> AsyncIterator[Cluster]:
-    """A cluster on the database `store`, its engines in this event loop."""
+    """Yield a cluster on the database `store`, its engines in this event loop."""
     async with AsyncExitStack() as stack:
         ports = [free_port() for _ in range(engines)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]

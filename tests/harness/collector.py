@@ -19,11 +19,11 @@ class Collector:
         self.resources: list[dict[str, Any]] = []
 
     def app(self) -> Starlette:
-        """Takes what is posted to `/v1/traces`."""
+        """Take what is posted to `/v1/traces`."""
         return Starlette(routes=[Route("/v1/traces", self._take, methods=["POST"])])
 
     def one(self, name: str) -> Any:
-        """The one span of a name."""
+        """Return the one span of a name."""
         (span,) = [span for span in self.spans if span.name == name]
         return span
 
@@ -36,7 +36,7 @@ class Collector:
 
 
 def facts(of: Any) -> dict[str, Any]:
-    """The attributes of a span or of a resource."""
+    """Return the attributes of a span or of a resource."""
     return {attribute.key: _value(attribute.value) for attribute in of.attributes}
 
 

@@ -1,6 +1,6 @@
 """Updates that requests cross for certain, whatever the pace of engines, clients and the machine.
 
-An engine samples faster than a busy machine's clients read, so what a gateway has received says little of what is left to sample.
+An engine samples faster than a busy machine's clients read, so what a gateway has received shows little of what is left.
 An engine is therefore stopped in the middle of its requests, by the engine's own account, before an update holds it: real vLLM
 that tests share by its barrier (`tests.harness.vllm`), others by `freeze`.
 """
@@ -15,7 +15,7 @@ from unittest import mock
 from gateway.generation.slot import Slot
 from gateway.updates.engine_steps import EngineSteps
 from headgate.errors import EngineError
-from scheduler.program.events import Do
+from scheduler.program.events import StepCommand
 
 LIMIT_S = 600.0
 HOLD_S = 2 * LIMIT_S
@@ -25,10 +25,10 @@ _AGAIN_S = 0.05
 
 @contextmanager
 def crossed(stop: Callable[[Slot], Awaitable[None]]) -> Iterator[None]:
-    """Updates hold an engine only when `stop` has brought it to a halt in the middle of requests, which they then cross."""
+    """Let updates hold an engine only when `stop` has halted it in the middle of requests, which they then cross."""
     run = EngineSteps.run
 
-    async def run_in_the_middle(self: EngineSteps, do: Do) -> None:
+    async def run_in_the_middle(self: EngineSteps, do: StepCommand) -> None:
         if do.step == "hold":
             await stop(self._pool.slots[do.engine])
         await run(self, do)
@@ -38,7 +38,7 @@ def crossed(stop: Callable[[Slot], Awaitable[None]]) -> Iterator[None]:
 
 
 async def freeze(slot: Slot, requests: int) -> None:
-    """Pauses an engine with so many requests under way. There must always be new ones: they end while it is looked at.
+    """Pause an engine with `requests` requests under way. There must always be new ones: they end while it is looked at.
 
     An engine that is lost is let be. Raises EngineError, with how many there were.
     """
@@ -46,7 +46,7 @@ async def freeze(slot: Slot, requests: int) -> None:
     try:
         async with asyncio.timeout(LIMIT_S):
             while slot.state == "open" and slot.engine is not None:
-                with suppress(EngineError):  # it dies, and its slot will say so
+                with suppress(EngineError):  # it dies, and its slot will show it
                     if (found := await under_way(slot)) >= requests:
                         await slot.engine.pause(keep=True)
                         if (found := await under_way(slot)) >= requests:
@@ -60,9 +60,9 @@ async def freeze(slot: Slot, requests: int) -> None:
 
 
 async def under_way(slot: Slot) -> int:
-    """Returns the least number of requests that have had a token and are not at their end.
+    """Return the least number of requests that have had a token and are not at their end.
 
-    The engine says how many have not ended. Those of which the gateway has had no token may be among them.
+    The engine reports how many have not ended. Those of which the gateway has had no token may be among them.
     """
     load = await slot.engine.read_load() if slot.engine is not None else None
     if load is None:

@@ -1,4 +1,4 @@
-"""The demos with tools in small: their model with one layer, and episodes in which the engine says what a test wants."""
+"""The demos with tools in small: their model with one layer, and episodes in which the engine samples what a test wants."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from headgate.client import (
-    EpisodeOutcome,
-    EpisodeRunner,
-    load_agent,
-)
+from headgate.client import EpisodeOutcome, EpisodeRunner, load_agent
 from headgate.client.agents import Task
 from trainer.commands.warmstart import Recipe, warm_start
 
 
 def small_model(recipe: Path, folder: Path) -> Path:
-    """The model of a demo's recipe in small, with the tokenizer that the demo has."""
+    """Return the model of a demo's recipe in small, with the tokenizer that the demo has."""
     small = {"steps": 1, "rows": 2, "layers": 1, "hidden": 32, "intermediate": 32, "threads": 1}
     loaded = Recipe.load(recipe).model_copy(update=small)
     warm_start(loaded, folder / "model", cache=folder / "cache")
@@ -26,7 +22,7 @@ def small_model(recipe: Path, folder: Path) -> Path:
 async def play(
     gateway: Any, engine: Any, agent: str, task: dict[str, Any], replies: Iterable[str]
 ) -> EpisodeOutcome:
-    """An episode of `agent` in which the model says `replies`, all of them."""
+    """Return an episode of `agent` in which the model samples `replies`, all of them."""
     engine.replies.extend(replies)
     runner = EpisodeRunner(gateway.admin, load_agent(agent), mode="eval")
     [outcome] = await runner.run([Task(task["task_id"], task)])

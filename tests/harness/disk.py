@@ -17,7 +17,7 @@ CREATE TRIGGER no_room BEFORE INSERT ON ledger_events EXECUTE FUNCTION no_room()
 
 
 class Disk:
-    """A database's disk, which has room or none: SQLite's own limit of pages, or an error that PostgreSQL is told to raise."""
+    """A database's disk, which has room or none: SQLite's own limit of pages, or an error that PostgreSQL raises in a trigger."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -32,14 +32,14 @@ class Disk:
     def fill(self) -> None:
         """No page can be added any more."""
         self._pages = 1  # SQLite takes as many as there are
-        self._tell(_RAISE)
+        self._execute(_RAISE)
 
     def make_room(self) -> None:
-        """Makes room again."""
+        """Make room again."""
         self._pages = ROOM
-        self._tell("DROP TRIGGER no_room ON ledger_events")
+        self._execute("DROP TRIGGER no_room ON ledger_events")
 
-    def _tell(self, statement: str) -> None:
+    def _execute(self, statement: str) -> None:
         if self._engine.dialect.name == "postgresql":
             with self._engine.begin() as connection:
                 connection.exec_driver_sql(statement)

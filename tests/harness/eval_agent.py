@@ -10,7 +10,7 @@ import httpx
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """Asks once, and earns what its task is worth. One with a `gate`, a named pipe, waits until somebody writes to it."""
+    """Send one request, and return the worth of the task; with a `gate`, a named pipe, wait for a writer first."""
     if gate := task.get("gate"):
         await asyncio.to_thread(Path(gate).read_text)
     body = {"model": "any", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}

@@ -20,24 +20,24 @@ _OVERDUE = "UPDATE coordinator SET deadline = extract(epoch FROM clock_timestamp
 
 
 def patient_bus(redis: RedisServer, **given: Any) -> dict[str, Any]:
-    """Settings of a bus with a prefix of its own, whose operations and processes may be slow without counting as away or dead."""
+    """Return settings of a bus with its own prefix, whose operations and processes may be slow without counting as dead."""
     return {"url": redis.url, "prefix": token_hex(4), "timeout_s": 10.0, "heartbeat_ttl_s": 60.0, **given}
 
 
 def end_lease(store: str, pid: int) -> None:
-    """The lease of a coordinator that is dead is over; does nothing if the process was none."""
+    """End the lease of a dead coordinator; do nothing if the process was none."""
     with psycopg.connect(store) as connection:
         connection.execute(_OVERDUE, [f"%-{pid}-%"])
 
 
 def lives(bus: BusSettings, pid: int) -> bool:
-    """Returns whether a process counts as alive on the bus."""
+    """Return whether a process counts as alive on the bus."""
     with Redis.from_url(bus.url) as redis:
         return any(redis.scan_iter(f"{bus.prefix}:process:*-{pid}-*"))
 
 
 def end_life(bus: BusSettings, pid: int) -> None:
-    """A process counts as dead on the bus from now on."""
+    """Let a process count as dead on the bus."""
     with Redis.from_url(bus.url) as redis:
         gone = list(redis.scan_iter(f"{bus.prefix}:process:*-{pid}-*"))
         assert len(gone) <= 1, f"{gone} is not one process"

@@ -1,6 +1,6 @@
 """The code in the pages: each fenced block, the file that it is, if it is one, and why no test runs it, if none does.
 
-A block of `sh` or `python` is run, unless a comment in the line before it says why not:
+A block of `sh` or `python` is run, unless a comment in the line before it has the reason:
 
     <!-- not run: needs a GPU -->
 
@@ -46,7 +46,7 @@ def pages() -> list[Path]:
 
 
 def fences(page: Path) -> list[Fence]:
-    """The blocks of a page, in its order."""
+    """Return the blocks of a page, in its order."""
     text = page.read_text()
     found = []
     for match in _FENCE.finditer(text):

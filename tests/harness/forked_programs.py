@@ -1,6 +1,6 @@
 """Programs that others start (torchrun, `scheduler run`, a trainer), forked from a process that has imported everything.
 
-Whoever starts `python -m MODULE` gets a stand-in (`stand_in`), which has the known process id and ends as the program does;
+A program that starts `python -m MODULE` gets a stand-in (`stand_in`), which has its process id and ends as the program does;
 the program is forked here, so that a start costs no seconds.
 """
 
@@ -29,7 +29,7 @@ def _nothing() -> None:
 
 
 def left_to_forks(folder: Path) -> dict[str, str]:
-    """Makes a folder; the environment under which programs are left to `forking`, if its variable is there too."""
+    """Make a folder; the environment under which programs are left to `forking`, if its variable is there too."""
     folder.mkdir()
     folder.joinpath("sitecustomize.py").write_text(
         "from tests.harness.stand_in import stand_in\n\nstand_in()\n"
@@ -54,7 +54,7 @@ async def forking(first: Callable[[], None] = _nothing) -> AsyncIterator[dict[st
 
 @asynccontextmanager
 async def forked(folder: Path) -> AsyncIterator[dict[str, str]]:
-    """The environment under which programs are forked. `folder` is made for it."""
+    """Yield the environment under which programs are forked. `folder` is made for it."""
     environ = left_to_forks(folder)
     async with forking() as more:
         yield environ | more

@@ -42,7 +42,7 @@ LOADED = [
 
 
 def forks() -> ForkServerContext:
-    """The context for all of them: there is one server in a test session, and the first to start it says what it loads."""
+    """Return the context for all of them: there is one server in a test session, and the first to start it sets what it loads."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LOADED)
     return context
@@ -71,16 +71,12 @@ def run_to_end(work: Callable[..., None], *arguments: Any, log: Path | None = No
 
 
 def gateway_command(*arguments: str, folder: Path) -> tuple[int | None, str]:
-    """`gateway ARGUMENTS` in a folder, to its end: its exit status (None: it did not end), and all that it said."""
+    """Run `gateway ARGUMENTS` in a folder; return its exit status (None: it did not end), and its output."""
     return command("gateway.cli", *arguments, folder=folder)
 
 
 def command(
-    module: str,
-    *arguments: str,
-    folder: Path,
-    missing: str = "",
-    environ: Mapping[str, str] | None = None,
+    module: str, *arguments: str, folder: Path, missing: str = "", environ: Mapping[str, str] | None = None
 ) -> tuple[int | None, str]:
     """`python -m MODULE ARGUMENTS`, as `gateway_command` does; it cannot import what is `missing`, and has `environ` too."""
     log = folder / "command.log"
@@ -107,7 +103,7 @@ class _Running:
         return self._process.exitcode
 
     async def wait(self) -> int:
-        """Waits until it ends; answers its exit status."""
+        """Wait until it ends; return its exit status."""
         watched, ended, loop = os.dup(self._process.sentinel), asyncio.Event(), asyncio.get_running_loop()
         try:
             loop.add_reader(watched, ended.set)
@@ -128,7 +124,7 @@ class GatewayCommand(_Running):
         super().__init__(_lead, arguments, Path.cwd(), log=log)
 
     async def wait(self) -> int:
-        """Waits until it ends, ten minutes at most; answers its exit status."""
+        """Wait until it ends, ten minutes at most; return its exit status."""
         return await result_of(super().wait(), "the command ends", LIMIT_S)
 
     async def stop(self) -> None:
@@ -148,7 +144,7 @@ class Forked(_Running):
         super().__init__(_module, [*argv], {**environ}, log=log)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends a signal to it alone."""
+        """Send a signal to it alone."""
         os.kill(self.pid, number)
 
 
@@ -182,7 +178,7 @@ def keep_what_is_loaded() -> None:
 
 
 def say_to(log: Path) -> None:
-    """Appends this process's output to a file from now on."""
+    """Append this process's output to a file from now on."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -23,12 +23,12 @@ from tests.harness.waiting import LONG_S, until
 
 
 async def gateway_command(*argv: object) -> Result:
-    """Runs `gateway` with these arguments, as a person would."""
+    """Run `gateway` with these arguments, as a person would."""
     return await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, app, [str(a) for a in argv])
 
 
 def write_toml(values: dict[str, Any], path: Path) -> Path:
-    """Settings as `Settings.parse` takes them, in a file."""
+    """Write settings, in the form for `Settings.parse`, to a file."""
     lines: list[str] = []
     _table(lines, (), values)
     path.write_text("\n".join(lines) + "\n")
@@ -57,11 +57,11 @@ class Served:
         return self.process.log.read_text() if self.process.log else ""
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Sends a signal to the first process alone."""
+        """Send a signal to the first process alone."""
         os.kill(self.process.pid, number)
 
     async def status(self, path: str) -> tuple[int, str]:
-        """An answer's status and its error's code; (0, "") if there is no connection."""
+        """Return an answer's status and its error's code; (0, "") if there is no connection."""
         async with httpx.AsyncClient(base_url=self.url, timeout=LONG_S) as http:
             try:
                 answer = await http.get(path)
@@ -70,7 +70,7 @@ class Served:
             return answer.status_code, (answer.json().get("error") or {}).get("code", "")
 
     async def ready(self) -> None:
-        """Returns once calls would be served."""
+        """Return once calls would be served."""
 
         async def ready() -> bool:
             assert self.process.returncode is None, self.log
@@ -91,7 +91,7 @@ async def served(values: dict[str, Any], work: Path, *options: str) -> AsyncIter
 
 
 def command_line(pid: int) -> str:
-    """Returns a running process's command line; empty if it has ended."""
+    """Return a running process's command line; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:

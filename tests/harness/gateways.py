@@ -1,4 +1,4 @@
-"""A gateway on a port of its own in the test's event loop, with a fake engine beside it or under it."""
+"""A gateway on a port of its own in the test's event loop, with a fake engine in the same loop or as its child."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class RunningGateway:
         return next(iter(self.model.pool.slots.values()))
 
     def let_in(self) -> None:
-        """Opens the first engine, which a test held."""
+        """Open the first engine, which a test held."""
         self.slot.confirm(self.slot.version)
         self.model.pool.notify()
 
     async def as_if_published(self, version: int) -> None:
-        """The ledger hears of a version, and the fake engine in this process is taken to run it."""
+        """Publish a version to the ledger, and let the fake engine in this process count as running it."""
         assert self.engine is not None
         self.engine.label = str(version)
         self.slot.confirm(version)
@@ -70,7 +70,7 @@ class RunningGateway:
         return answer.json()
 
     async def open(self, task: str = "task", **kwargs: Any) -> tuple[str, dict[str, str]]:
-        """An open episode's id, and the headers of its agent."""
+        """Return an open episode's id, and the headers of its agent."""
         opened = await self.admin.open_episode(task, **kwargs)
         return opened.episode_id, {"Authorization": f"Bearer {opened.api_key}"}
 
@@ -93,11 +93,11 @@ class RunningGateway:
 
 @asynccontextmanager
 async def serve(app: Any, port: int, http: type[asyncio.Protocol] = Connection) -> AsyncIterator[None]:
-    """An ASGI application on a loopback port. Raises OSError if somebody else has it; uvicorn would end the test process."""
+    """Yield an ASGI application on a loopback port. Raise OSError if it is in use; uvicorn would end the test process."""
     config = uvicorn.Config(
         app,
         http=http,
-        log_config=None,  # to configure logging anew costs a tenth of a gateway's start
+        log_config=None,  # to configure logging again costs a tenth of a gateway's start
         log_level="warning",
         timeout_graceful_shutdown=1,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -161,7 +161,7 @@ class _Server(uvicorn.Server):
 
 
 def settings_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
-    """Settings with every path inside the test's folder. Engines that stand at a barrier say nothing, and are well; no keep-alive
+    """Return settings with every path inside the test's folder. Engines at a barrier are silent and healthy; no keep-alive
     comes between events, however slow the machine is."""
     values: dict[str, Any] = {
         "server": {"port": free_port(), "keep_alive_s": 3600.0},
@@ -177,7 +177,7 @@ def settings_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def run_gateway(values: dict[str, Any], *, in_process: bool = True) -> AsyncIterator[RunningGateway]:
-    """A gateway; with `in_process` its engine is a fake one in this event loop, which the test can bend."""
+    """Yield a gateway; with `in_process` its engine is a fake one in this event loop, which the test can bend."""
     values = copy.deepcopy(values)
     async with AsyncExitStack() as stack:
         engine = None
@@ -203,7 +203,7 @@ Engines = dict[str, FakeEngine]
 async def gateway_of(
     model: Path, work: Path, models: dict[str, dict[str, Any]], **overrides: Any
 ) -> AsyncIterator[tuple[RunningGateway, Engines]]:
-    """A gateway whose models have a fake engine each, in this event loop."""
+    """Yield a gateway whose models have a fake engine each, in this event loop."""
     staleness = {"batch": 1, "eta": 0, "min_members": 1}
     values = settings_for(model, work, **{"staleness": staleness, **overrides})
     async with AsyncExitStack() as stack:
@@ -222,7 +222,7 @@ async def faults(gateway: RunningGateway, **values: Any) -> None:
 
 
 async def running(gateway: RunningGateway) -> int:
-    """Requests in the engine, by its own count."""
+    """Return the number of requests in the engine, by its own count."""
     return (await gateway.fake("state"))["running"]
 
 

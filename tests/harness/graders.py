@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-print('{"reward": 99}')  # whoever imports a module must bear what it prints
+print('{"reward": 99}')  # a module may print when it is imported
 
 Episode = dict[str, Any]
 
 
 def constant(episode: Episode) -> float:
-    """The number in the metadata."""
+    """Return the number in the metadata."""
     return episode["metadata"]["value"]
 
 
@@ -28,18 +28,18 @@ def length(episode: Episode) -> int:
 
 
 async def slowly(episode: Episode) -> float:
-    """Does what `constant` does, but async."""
+    """Do what `constant` does, but async."""
     await asyncio.sleep(0)
     return episode["metadata"]["value"]
 
 
 def process(episode: Episode) -> int:
-    """Returns this process's id as the reward."""
+    """Return this process's id as the reward."""
     return os.getpid()
 
 
 def together(episode: Episode) -> int:
-    """Returns this process's id, once as many processes as the metadata names have been asked."""
+    """Return this process's id, once as many processes as the metadata names have an episode."""
     folder = Path(episode["metadata"]["folder"])
     (folder / str(os.getpid())).touch()
     while len(list(folder.iterdir())) < episode["metadata"]["workers"]:
@@ -60,7 +60,7 @@ def noisy(episode: Episode) -> float:
 
 
 def behave(episode: Episode) -> Any:
-    """Does what the metadata says, one word an episode."""
+    """Do what the metadata names, one word for each episode."""
     given = episode["metadata"]
     if "pid" in given:
         Path(given["pid"]).write_text(str(os.getpid()))
@@ -86,7 +86,7 @@ def behave(episode: Episode) -> Any:
 
 
 def gated(episode: Episode) -> float:
-    """Notes that it was asked, and waits for the file `gate`, if one is named."""
+    """Record the call, and wait for the file `gate`, if one is named."""
     given = episode["metadata"]
     with Path(given["asked"]).open("a") as file:
         file.write(json.dumps(episode) + "\n")
@@ -96,7 +96,7 @@ def gated(episode: Episode) -> float:
 
 
 def fails_at_first(episode: Episode) -> float:
-    """Raises as often as the metadata says; the tries are lines of a file."""
+    """Raise as often as the metadata has `failures`; the tries are lines of a file."""
     given = episode["metadata"]
     with Path(given["asked"]).open("a") as file:
         file.write("x\n")

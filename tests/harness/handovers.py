@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 def mark(logprob: float) -> int:
-    """Returns the mark that names a sampling."""
+    """Return the mark that names a sampling."""
     return round(-logprob * 2**20)
 
 

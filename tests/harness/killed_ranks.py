@@ -1,4 +1,4 @@
-"""Ranks that a launcher starts, and that kill themselves with SIGKILL where a plan says.
+"""Ranks that a launcher starts, and that kill themselves with SIGKILL at the point of a plan.
 
 The launcher's command stays what a user would give. Every Python process that inherits the environment of `planned` imports a
 `sitecustomize`, which arms those that are ranks; with that of `forked_programs.forking(arm)` too, the forked ones are armed.
@@ -22,7 +22,7 @@ Victim = tuple[int, str]
 
 
 def planned(folder: Path, victims: Sequence[Victim]) -> dict[str, str]:
-    """Writes a plan; the environment under which ranks heed it."""
+    """Write a plan; the environment under which ranks heed it."""
     environ = left_to_forks(folder)
     with folder.joinpath("sitecustomize.py").open("a") as file:
         file.write("from tests.harness import killed_ranks\n\nkilled_ranks.arm()\n")
@@ -31,13 +31,13 @@ def planned(folder: Path, victims: Sequence[Victim]) -> dict[str, str]:
 
 
 def happened(folder: Path) -> list[Victim]:
-    """The ranks that were killed as planned, in order."""
+    """Return the ranks that were killed as planned, in order."""
     noted = sorted(folder.glob("died-*"), key=lambda path: int(path.name.removeprefix("died-")))
     return [(int(rank), point) for rank, _, point in (path.read_text().partition(" ") for path in noted)]
 
 
 def arm() -> None:
-    """Makes this process die where the plan says, if it is a rank, and no child of one, whose life it is."""
+    """Make this process die at the point of the plan, if it is a rank and not a child of one."""
     if "RANK" not in os.environ or not {"trainer.cli"} & {*sys.orig_argv, *sys.argv[:1]}:
         return
     folder, rank = Path(os.environ[_FOLDER]), int(os.environ["RANK"])

@@ -54,8 +54,8 @@ class ScoringEngine(FakeEngine):
         """The manifest of every version's directory when it was loaded."""
         super().__init__(weights)
 
-    def _take(self, weights: str) -> None:
-        super()._take(weights)
+    def _install(self, weights: str) -> None:
+        super()._install(weights)
         self.weights = Path(weights)
         note_manifest(self.weights, self.given)
 
@@ -77,7 +77,7 @@ def note_manifest(weights: Path, noted: dict[str, str]) -> None:
 async def world(
     model: Path, work: Path, *sources: str, agents: bool = True
 ) -> AsyncIterator[tuple[RunningGateway, ScoringEngine]]:
-    """A gateway, its engine, and agents that go on whatever becomes of the trainer."""
+    """Yield a gateway, its engine, and agents that go on whatever becomes of the trainer."""
     async with AsyncExitStack() as stack:
         engine, port = ScoringEngine(str(model)), free_port()
         await stack.enter_async_context(serve(create_fake_app(engine), port))

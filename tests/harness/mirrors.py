@@ -19,7 +19,7 @@ Handler = Callable[[web.Request], Any]
 async def serving(
     directory: Path, key: str | None = None, first: Handler | None = None
 ) -> AsyncIterator[str]:
-    """A server of the versions in a directory. `first` sees every request before it, and may answer it."""
+    """Yield a server of the versions in a directory. `first` sees every request before it, and may answer it."""
     async with AsyncExitStack() as stack:
         mirror = await stack.enter_async_context(Mirror(directory, key))
         app = create_server(mirror, key)

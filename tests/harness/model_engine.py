@@ -1,4 +1,4 @@
-"""An engine that samples from the model that it is given, on the CPU: what vLLM does, slower, and started at once."""
+"""An engine that samples from the model that it is given, on the CPU: what vLLM does, slower, and started immediately."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trainer.model import pretrained as model
 class ModelEngine(FakeEngine):
     """Behind the fake engine's API, with its faults. It knows a temperature, and no other setting of sampling.
 
-    Few requests are sampled at once, so that the event loop has its turn.
+    Few requests are sampled concurrently, so that the event loop has its turn.
     """
 
     def __init__(self, weights: str) -> None:
         self._models: dict[str, Any] = {}
-        """The model of each identity: the weights', and those of adapters beside them."""
+        """The model of each identity: the weights', and those of adapters."""
         super().__init__(weights, Faults(slots=8))
         self._base = weights
 
-    def _take(self, weights: str) -> None:
-        super()._take(weights)
+    def _install(self, weights: str) -> None:
+        super()._install(weights)
         self._models[self.weights_id] = model.load(Path(weights))
 
     async def load_adapter(self, name: str, path: str) -> None:

@@ -12,7 +12,7 @@ VOCABULARY = 272
 
 
 def save_tokenizer(directory: Path) -> None:
-    """A byte-level tokenizer without merges, and Qwen's marks."""
+    """Save a byte-level tokenizer without merges, and Qwen's marks."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +33,7 @@ _HIDDEN, _INNER, _LAYERS, _HEADS, _HEAD_DIM = 128, 256, 2, 2, 64
 
 
 def tensors() -> dict[str, list[int]]:
-    """The names and shapes of the model's tensors."""
+    """Return the names and shapes of the model's tensors."""
     inside = _HEADS * _HEAD_DIM
     found = {"model.embed_tokens.weight": [VOCABULARY, _HIDDEN], "lm_head.weight": [VOCABULARY, _HIDDEN]}
     for i in range(_LAYERS):
@@ -115,7 +115,7 @@ def _load(directory: Path) -> Any:
 
 
 def logprobs(directory: Path, ids: list[int], temperature: float = 1.0) -> list[float]:
-    """The log-probability of every token but the first, computed by transformers: the tests' ground truth."""
+    """Return the log-probability of every token but the first, computed by transformers: the tests' ground truth."""
     import torch
 
     model = _load(directory)
@@ -126,7 +126,7 @@ def logprobs(directory: Path, ids: list[int], temperature: float = 1.0) -> list[
 
 
 def distribution(directory: Path, ids: list[int]) -> list[list[float]]:
-    """The logits after each token of `ids`, computed by transformers."""
+    """Return the logits after each token of `ids`, computed by transformers."""
     import torch
 
     with torch.no_grad():
@@ -134,7 +134,7 @@ def distribution(directory: Path, ids: list[int]) -> list[list[float]]:
 
 
 def probe_of(new: Path, parent: Path) -> dict[str, Any]:
-    """The probe that a trainer would put into the manifest."""
+    """Return the probe that a trainer would put into the manifest."""
     sequence = [257, 84, 82, 68, 81, 198, 71, 72, 258, 198]
     return {
         "sequences": [sequence],

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 
 def _events() -> dict[str, type[BaseModel]]:
-    """Returns the event types by name."""
+    """Return the event types by name."""
     found = {}
     for name, model in vars(types).items():
         if name.endswith("StreamingEvent"):
@@ -29,7 +29,7 @@ _EVENTS = _events()
 
 
 def check_response(response: dict[str, Any]) -> None:
-    """Raises ValidationError."""
+    """Raise ValidationError."""
     text, output = response["text"], response["output"]
     if text["format"]["type"] == "json_schema":
         text = {**text, "format": {**text["format"], "schema": None}}
@@ -38,7 +38,7 @@ def check_response(response: dict[str, Any]) -> None:
 
 
 def check_event(event: dict[str, Any]) -> None:
-    """Raises ValidationError, and KeyError for an event that there is not."""
+    """Raise ValidationError, and KeyError for an event that there is not."""
     kind = event["type"].replace("response.reasoning_text.", "response.reasoning.")
     if kind.startswith("response.custom_tool_call_input") or (
         event.get("item", {}).get("type") == "custom_tool_call"

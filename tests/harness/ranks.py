@@ -14,11 +14,11 @@ from headgate.processes.ports import free_port
 from tests.harness.forks import LIMIT_S, fork
 
 DIED = "died"
-"""In place of what a rank would have returned that did not come to it."""
+"""In place of what a rank would have returned that ended before it."""
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """The part of torchrun's environment that a trainer reads."""
+    """Return the part of torchrun's environment that a trainer reads."""
     return {
         "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -26,7 +26,7 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Returns the result of `work(*arguments)`, a function of a module, on each rank.
+    """Return the result of `work(*arguments)`, a function of a module, on each rank.
 
     The processes stay for the next call, which finds their caches warm. Raises AssertionError with the traceback of the first
     rank that failed.

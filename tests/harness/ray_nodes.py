@@ -1,4 +1,4 @@
-"""Several Ray nodes on this machine (ray.cluster_utils), in a process of their own that lives as long as they shall.
+"""Several Ray nodes on this machine (ray.cluster_utils), in a process of their own that lives as long as they do.
 
     python -m tests.harness.ray_nodes
 
@@ -24,7 +24,7 @@ _NAME = "CLUSTER_TEST_NODE"
 
 
 def node_of(pid: int) -> str:
-    """The name of the Ray node that a process runs on."""
+    """Return the name of the Ray node that a process runs on."""
     variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return next((line.partition("=")[2] for line in variables if line.startswith(f"{_NAME}=")), "none")
 
@@ -40,7 +40,7 @@ class RayNodes:
         self._count = 0
 
     def add(self, name: str, **labels: str) -> None:
-        """One more node with two CPUs; whatever runs there can be asked for its name (`node_of`).
+        """One more node with two CPUs; processes on it return its name by `node_of`.
 
         Each has an address of its own: a driver picks a node at its own address, and dies with it.
         """
@@ -54,7 +54,7 @@ class RayNodes:
         self._there[name] = self._ask(add=options)["id"]
 
     def remove(self, name: str) -> None:
-        """A node is killed."""
+        """Kill a node."""
         self._ask(remove=self._there.pop(name))
 
     def remove_all(self) -> None:
@@ -70,13 +70,13 @@ class RayNodes:
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the Ray nodes' process has ended; its error output says why"
+        assert line, "the Ray nodes' process has ended; see its error output"
         return json.loads(line)
 
 
 @contextmanager
 def ray_nodes() -> Iterator[RayNodes]:
-    """A head without labels, with token authentication on."""
+    """Yield a head without labels, with token authentication on."""
     token = secrets.token_hex(32)
     own = {
         "RAY_AUTH_MODE": "token",
@@ -100,9 +100,9 @@ def ray_nodes() -> Iterator[RayNodes]:
 
 
 def main() -> None:
-    """Starts the nodes and waits until they are to end."""
+    """Start the nodes and wait until they are to end."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Ray says goes elsewhere
+    os.dup2(2, 1)  # Ray's output goes elsewhere
     from ray.cluster_utils import Cluster
 
     def answer(**values: Any) -> None:

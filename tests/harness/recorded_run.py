@@ -20,11 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gateway.cli.demo import save_checkpoint
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-)
+from headgate.types import Episode, Group, Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import LONG_S, until
 from tests.harness.weights import publish
@@ -54,7 +50,7 @@ class Recorded:
 
 
 async def record(folder: Path, steps: int = STEPS) -> Recorded:
-    """Makes a run in a folder: gateway, agents and trainer in one process."""
+    """Make a run in a folder: gateway, agents and trainer in one process."""
     model = folder / "model"
     save_checkpoint(model)
     values = settings_for(
@@ -93,7 +89,7 @@ async def _failed(gateway: RunningGateway) -> str:
 
 
 async def _step(gateway: RunningGateway, folder: Path, model: Path, step: int) -> list[str]:
-    """A batch: its episodes, its version, and what the trainer tells of it."""
+    """Return a batch: its episodes, its version, and what the trainer reports of it."""
     members: list[str] = []
     for group in range(GROUPS):
         name = f"sums-{step}-{group}"
@@ -109,16 +105,16 @@ async def _step(gateway: RunningGateway, folder: Path, model: Path, step: int) -
     path = publish(model, trainer / "weights" / f"v{step}", step, step - 1)
     await gateway.admin.publish(step, str(path), wait_s=LONG_S)
     await gateway.admin.ack(lease, f"checkpoint-{step}")
-    told = figures(step)
+    reported = figures(step)
     with (trainer / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"time": 1e9 + step, "version": step - 1, "step": step, **told}) + "\n")
-    await gateway.admin.post_step(step, told, step, run=RUN, folder=str(trainer))
+        file.write(json.dumps({"time": 1e9 + step, "version": step - 1, "step": step, **reported}) + "\n")
+    await gateway.admin.post_step(step, reported, step, run=RUN, folder=str(trainer))
     await gateway.admin.post_step(step, {"eval/reward_mean": 0.5 + step / 20}, step, run=RUN)
     return members
 
 
 def figures(step: int) -> dict[str, float]:
-    """A trainer's figures of a step."""
+    """Return a trainer's figures of a step."""
     return {
         "reward_mean": 0.3 + 0.05 * step, "loss": 0.5 / step, "kl_recorded_k3": 0.001 * step, "entropy": 2.0 - 0.1 * step,
         "logprob_gap_mean": 1e-5 * step, "importance_weight": 1.0, "clip_fraction": 0.01, "staleness_mean": 0.5,
@@ -130,21 +126,24 @@ def figures(step: int) -> dict[str, float]:
 
 async def _talk(gateway: RunningGateway, headers: dict[str, str], member: int) -> None:
     """Two turns; every fourth agent then begins a conversation of its own, which is a branch."""
-    said: list[dict[str, Any]] = [
+    conversation: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a miller."},
         {"role": "user", "content": WORDS[member % len(WORDS)]},
     ]
     for turn in range(2):
-        answer = await gateway.chat(headers, messages=said, max_tokens=24)
+        answer = await gateway.chat(headers, messages=conversation, max_tokens=24)
         answer.raise_for_status()
-        said += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And then? ({turn})"}]
+        conversation += [
+            answer.json()["choices"][0]["message"],
+            {"role": "user", "content": f"And then? ({turn})"},
+        ]
     if member == 3:
-        branch = [said[0], {"role": "user", "content": "Sum up."}]
+        branch = [conversation[0], {"role": "user", "content": "Sum up."}]
         (await gateway.chat(headers, messages=branch, max_tokens=12)).raise_for_status()
 
 
 def figures_of(position: int) -> dict[str, Any]:
-    """A trained token's figures, by its position on its path."""
+    """Return a trained token's figures, by its position on its path."""
     return {
         "logprob": -0.5 - 0.01 * (position % 50), "entropy": 1.0 + math.sin(position), "advantage": 0.5 - (position % 3) / 2,
         "weight": 1.0 + 0.01 * (position % 5), "mismatch": 0.001 * (position % 7), "clipped": position % 11 == 0,
@@ -152,11 +151,11 @@ def figures_of(position: int) -> dict[str, Any]:
 
 
 def write_tokens(path: Path, groups: Sequence[Group], step: int) -> None:
-    """The table that a trainer writes with `[report] tokens_every`."""
+    """Write the table that a trainer writes with `[report] tokens_every`."""
     rows = [row for group in groups for episode in group.episodes for row in _rows(group, episode)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    said = {"step": step, "buffer": step - 1, "version": step}
-    table = pa.Table.from_pylist(rows).replace_schema_metadata({"headgate": json.dumps(said)})
+    header = {"step": step, "buffer": step - 1, "version": step}
+    table = pa.Table.from_pylist(rows).replace_schema_metadata({"headgate": json.dumps(header)})
     pq.write_table(table, path, compression="zstd")
 
 

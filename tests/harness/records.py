@@ -22,7 +22,7 @@ async def nodes_of(gateway: RunningGateway, episode_id: str) -> list[dict[str, A
 
 
 def path_to(nodes: Sequence[dict[str, Any]], node: dict[str, Any]) -> list[int]:
-    """The token ids from the root to a node, without its own."""
+    """Return the token ids from the root to a node, without its own."""
     ids: list[int] = []
     while node["parent"] >= 0:
         parent = nodes[node["parent"]]
@@ -32,12 +32,12 @@ def path_to(nodes: Sequence[dict[str, Any]], node: dict[str, Any]) -> list[int]:
 
 
 def intervals_of(turn: dict[str, Any]) -> list[tuple[int, int]]:
-    """The oldest and the newest version that every token may be of."""
+    """Return the oldest and the newest version that every token may be of."""
     return [(span[0], span[-1 if len(span) > 2 else 0]) for span in turn["versions"] for _ in range(span[1])]
 
 
 def versions_of(turn: dict[str, Any]) -> list[int]:
-    """The version of every token."""
+    """Return the version of every token."""
     return [version for version, count in turn["versions"] for _ in range(count)]
 
 
@@ -50,9 +50,9 @@ def check_sampled_by_the_fake(
     unsure: bool = False,
     endless: bool = False,
 ) -> None:
-    """Every token and log-probability is what the weights of its version say after exactly this context.
+    """Assert that every token and log-probability is that of its version's weights after exactly this context.
 
-    `unsure`: of a token that is recorded with several versions, one of them says it. `endless`: the engine had this fault.
+    `unsure`: of a token that is recorded with several versions, one of them has it. `endless`: the engine had this fault.
     """
     context, stop = path_to(nodes, turn), [] if endless else STOP_TOKENS
     intervals = intervals_of(turn)
@@ -60,12 +60,12 @@ def check_sampled_by_the_fake(
     for token, logprob, (oldest, newest) in zip(turn["ids"], turn["logprobs"], intervals, strict=True):
         known = [version for version in weights if oldest <= version <= newest]
         expected = [next_token(identity(str(weights[v])), context, seed, stop) for v in known]
-        assert (token, pytest.approx(logprob, abs=1e-5)) in [(said[0], said[1]) for said in expected]
+        assert (token, pytest.approx(logprob, abs=1e-5)) in [(pair[0], pair[1]) for pair in expected]
         context.append(token)
 
 
 def lasting(model: Any, seed: int | None = None) -> list[dict[str, str]]:
-    """A question to which the fake engine's reply takes 60 to 120 tokens; which one that is depends on where the weights are."""
+    """Return a question to which the fake engine's reply has 60 to 120 tokens; the weights' path decides which."""
     renderer, weights = ChatRenderer.load(model), identity(str(model.path.resolve()))
     for number in range(1, 400):
         messages = [{"role": "user", "content": "why" * number}]

@@ -17,7 +17,7 @@ PROMPT = [257, 84, 82, 68, 81, 198, 71, 72, 258, 198]
 LONG = 20_000
 """Tokens of a request that is still running when something happens to it."""
 PATIENCE_S = 120.0
-"""No test waits longer for something that takes a moment; it is no bound on how fast an engine is."""
+"""No test waits longer for something that takes a moment; it does not bound the speed of an engine."""
 
 
 def ask(
@@ -44,7 +44,7 @@ def check_form(chunks: Sequence[TokenChunk]) -> None:
 async def begun(
     engine: Engine, request: GenerateRequest
 ) -> tuple[asyncio.Task[list[TokenChunk]], list[TokenChunk]]:
-    """A streamed request that has sampled something and goes on in a task; what it got is in the list."""
+    """Return a streamed request that has sampled something and goes on in a task; what it got is in the list."""
     chunks: list[TokenChunk] = []
     some = asyncio.Event()
 
@@ -68,7 +68,7 @@ async def begun(
 
 @asynccontextmanager
 async def fake_engine(api: str, model: Path, log: Path) -> AsyncIterator[EngineProcess]:
-    """A fake engine behind an API, `vllm` or `sglang`, as a process."""
+    """Yield a fake engine behind an API, `vllm` or `sglang`, as a process."""
     table = {"launch": "fake", "api": api, "args": ["--delay-s", "0.005"], "log": str(log)}
     settings = EngineSettings.model_validate(table)
     process = await EngineProcess.start("engine", settings, ModelSettings(path=model), "model", str(model))

@@ -20,10 +20,10 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def checked(response: Any) -> Any:
-    """A response that is what the SDK's types say; the SDK itself does not look."""
-    said = response.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    Response.model_validate(said)
-    check_response(said)
+    """Return a response that fits the SDK's types; the SDK itself does not check."""
+    dumped = response.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    Response.model_validate(dumped)
+    check_response(dumped)
     return response
 
 
@@ -35,9 +35,9 @@ async def streamed(client: openai.AsyncOpenAI, text: Any, **body: Any) -> list[A
     stream = await client.responses.create(**{"model": "gpt-4o", "input": text, "stream": True, **body})
     events = [event async for event in stream]
     for event in events:
-        said = event.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        EVENT.validate_python(said)
-        check_event(said)
+        dumped = event.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        EVENT.validate_python(dumped)
+        check_event(dumped)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     return events
 

@@ -18,7 +18,7 @@ RETRY = {"x-stainless-retry-count": "1"}
 
 
 def lasting(gateway: RunningGateway, seed: int | None = None) -> dict[str, Any]:
-    """A request whose reply takes 40 to 80 tokens: the fake engine is a function, so that can be known."""
+    """Return a request whose reply takes 40 to 80 tokens: the fake engine is a function, so that can be known."""
     weights = identity(str(gateway.settings.model.path.resolve()))
     for number in range(1, 200):
         message = {"role": "user", "content": "why" * number}
@@ -47,7 +47,7 @@ async def send(
 
 
 async def drop(gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any], tokens: int) -> None:
-    """Sends a request that is not streamed, and breaks the connection when the engine has sampled so many tokens of it."""
+    """Send a request that is not streamed, and break the connection when the engine has sampled `tokens` tokens of it."""
     await hold_after(gateway, tokens)
     call = asyncio.create_task(send(gateway, headers, body), name="dropped")
     await arrived(gateway, 1)
@@ -58,6 +58,6 @@ async def drop(gateway: RunningGateway, headers: dict[str, str], body: dict[str,
 
 
 async def taken(gateway: RunningGateway, tokens: int) -> None:
-    """Waits until the gateway has so many tokens of its only call."""
+    """Wait until the gateway has `tokens` tokens of its only call."""
     (call,) = gateway.model.pool.calls.values()
     await until(lambda: len(call.turn.ids) == tokens, f"the gateway has {tokens} tokens")

@@ -33,12 +33,12 @@ class RunningCluster:
         self.admin = GatewayClient(url, KEY)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The output of `scheduler run`."""
         return self.folder.joinpath("run.log").read_text()
 
     async def engines(self) -> dict[str, str]:
-        """The URL of each engine that is open."""
+        """Return the URL of each engine that is open."""
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=10.0) as http:
             try:
                 answer = await http.get(f"{self.url}/admin/v1/engines")
@@ -48,12 +48,12 @@ class RunningCluster:
         return {row["name"]: row["url"] for row in rows if row["state"] == "open"}
 
     async def until_open(self, *prefixes: str) -> dict[str, str]:
-        """Waits until there is one open engine for each of these beginnings of a name, and no other."""
+        """Wait until there is one open engine for each of these beginnings of a name, and no other."""
         found: dict[str, str] = {}
 
         async def there() -> bool:
             nonlocal found
-            assert self.process.returncode is None, self.said
+            assert self.process.returncode is None, self.output
             found = await self.engines()
             return len(found) == len(prefixes) and all(
                 any(name.startswith(prefix) for name in found) for prefix in prefixes
@@ -62,11 +62,11 @@ class RunningCluster:
         try:
             await until(there, f"open engines {prefixes}", UP_S)
         except pytest.fail.Exception as error:
-            raise AssertionError(f"{error}; there are {found}\n{self.said}\n{self.tails()}") from error
+            raise AssertionError(f"{error}; there are {found}\n{self.output}\n{self.tails()}") from error
         return found
 
     async def until_elsewhere(self, name: str, url: str) -> None:
-        """Waits until an engine is open at another address."""
+        """Wait until an engine is open at another address."""
 
         async def there() -> bool:
             return (await self.engines()).get(name, url) != url
@@ -74,18 +74,18 @@ class RunningCluster:
         await until(there, f"{name} is no more at {url}", UP_S)
 
     async def chat(self) -> str:
-        """Returns the answer to one call."""
+        """Return the answer to one call."""
         opened = await self.admin.open_episode("task", mode="eval")
-        said = await self.chat_of(opened)
-        await self.admin.abandon(opened.episode_id, "it was only asked once")
-        return said
+        reply = await self.chat_of(opened)
+        await self.admin.abandon(opened.episode_id, "only one call was needed")
+        return reply
 
     async def chat_of(self, opened: EpisodeOpened, max_tokens: int = 8) -> str:
-        """Returns the answer to a call of an episode."""
+        """Return the answer to a call of an episode."""
         return (await self._ask(opened, max_tokens))["choices"][0]["message"]["content"]
 
     async def usage_of(self, opened: EpisodeOpened, max_tokens: int) -> dict[str, Any]:
-        """Returns the usage of a call of an episode."""
+        """Return the usage of a call of an episode."""
         return (await self._ask(opened, max_tokens))["usage"]
 
     async def _ask(self, opened: EpisodeOpened, max_tokens: int) -> dict[str, Any]:
@@ -97,12 +97,12 @@ class RunningCluster:
         return answer.json()
 
     async def fake(self, url: str, **faults: Any) -> None:
-        """Sets the misbehaviour of the fake engine at an address."""
+        """Set the misbehaviour of the fake engine at an address."""
         async with httpx.AsyncClient(timeout=60.0) as http:
             (await http.post(f"{url}/fake/faults", json=faults)).raise_for_status()
 
     async def until_in(self, call: str, engine: str) -> None:
-        """Waits until a call runs in an engine."""
+        """Wait until a call runs in an engine."""
 
         async def there() -> bool:
             return any(row["call_id"] == call and row["engine"] == engine for row in await self.admin.calls())
@@ -110,15 +110,15 @@ class RunningCluster:
         await until(there, f"{call} is in {engine}", UP_S)
 
     async def has_calls(self) -> bool:
-        """True if a call runs or waits."""
+        """Return True if a call runs or waits."""
         return bool(await self.admin.calls())
 
     async def has_nodes(self, *names: str) -> bool:
-        """True if the gateway knows these nodes, and no other."""
+        """Return True if the gateway knows these nodes, and no other."""
         return {node["name"] for node in await self.admin.nodes()} == set(names)
 
     async def until_looked(self, node: str, tags: list[str]) -> None:
-        """Waits until `scheduler run` has looked at everything once more: a look puts right what the gateway knows of a node, and
+        """Wait until `scheduler run` has looked at everything once more: a look puts right what the gateway knows of a node, and
         with the second that does so the one before is over."""
 
         async def right() -> bool:
@@ -142,14 +142,14 @@ class RunningCluster:
         return {pid: line for pid, line in found.items() if pid != os.getpid()}
 
     def engine_pid(self, url: str) -> int:
-        """Returns the process id of the engine at an address, which the gateway's command may still stand in for."""
+        """Return the process id of the engine at an address, which the gateway's command may still stand in for."""
         port = url.rpartition(":")[2]
         running = self.processes().items()
         (pid,) = [p for p, line in running if f"--port {port}" in line and "gateway.cli" not in line]
         return pid
 
     def tails(self) -> str:
-        """The end of every log."""
+        """Return the end of every log."""
         logs = sorted(self.folder.joinpath("logs").glob("*.log"))
         return "\n".join(f"{log.name}:\n{log.read_text()[-1500:]}" for log in logs)
 
@@ -160,7 +160,7 @@ class RunningCluster:
 
 
 def write_files(folder: Path, model: Path, cluster: str, port: int | None = None) -> tuple[Path, int]:
-    """A cluster file beside its gateway's; the cluster's, and the gateway's port."""
+    """Return a cluster file next to its gateway's; the cluster's, and the gateway's port."""
     port = port or free_port()
     folder.joinpath("gateway.toml").write_text(f"""
 [server]
@@ -200,20 +200,13 @@ recording = "{folder}/control.jsonl"
 @asynccontextmanager
 async def run_forked(folder: Path, model: Path, cluster: str) -> AsyncIterator[RunningCluster]:
     """`run_cluster`, whose programs have their process ids and ends, and are forked from one that has imported everything."""
-    async with (
-        forked(folder / "forks") as environ,
-        run_cluster(folder, model, cluster, environ) as running,
-    ):
+    async with forked(folder / "forks") as environ, run_cluster(folder, model, cluster, environ) as running:
         yield running
 
 
 @asynccontextmanager
 async def run_cluster(
-    folder: Path,
-    model: Path,
-    cluster: str,
-    env: Mapping[str, Any] | None = None,
-    port: int | None = None,
+    folder: Path, model: Path, cluster: str, env: Mapping[str, Any] | None = None, port: int | None = None
 ) -> AsyncIterator[RunningCluster]:
     """`scheduler run` of a cluster file, of which the gateway, at `port` if one is named, is written here."""
     path, port = write_files(folder, model, cluster, port)
@@ -231,7 +224,7 @@ async def run_cluster(
 async def run_to_end(
     folder: Path, model: Path, cluster: str, *options: str, env: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """`scheduler run` of what cannot run, or with --check: its exit status, and what it said."""
+    """Return the exit status and the output of `scheduler run` with --check, or of a file that cannot run."""
     path, _ = write_files(folder, model, cluster)
     argv = [sys.executable, "-m", "scheduler.cli", "run", str(path), *options]
     process = await LocalProcess.start("scheduler run", argv, folder / "check.log", env)
@@ -245,17 +238,17 @@ async def run_to_end(
 RANK = """
 import json, os, pathlib, time
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HEADGATE_TRAIN_NODES", "HEADGATE_ADMIN_KEY")
-told = {name: os.environ.get(name) for name in names}
-aside = pathlib.Path(FOLDER, f"rank-{os.environ['RANK']}.tmp")
-aside.write_text(json.dumps(told))
-aside.rename(pathlib.Path(FOLDER, f"rank-{os.environ['RANK']}-{os.getpid()}.json"))
+given = {name: os.environ.get(name) for name in names}
+partial = pathlib.Path(FOLDER, f"rank-{os.environ['RANK']}.tmp")
+partial.write_text(json.dumps(given))
+partial.rename(pathlib.Path(FOLDER, f"rank-{os.environ['RANK']}-{os.getpid()}.json"))
 while not pathlib.Path(FOLDER, "done").exists():
     time.sleep(0.05)
 """
 
 
 def trainer(folder: Path, ranks: int, **keys: str) -> str:
-    """A `[trainer]` whose ranks write down what they were told, and end once there is a file `done`."""
+    """Return a `[trainer]` whose ranks write down their environment, and end once there is a file `done`."""
     folder.joinpath("rank.py").write_text(RANK.replace("FOLDER", repr(str(folder))))
     more = "\n".join(f"{key} = {value}" for key, value in keys.items())
     return f'[trainer]\ncommand = ["{{python}}", "{folder}/rank.py"]\nranks = {ranks}\n{more}\n'

@@ -1,4 +1,4 @@
-"""Real servers for tests (see bench/servers.py). A machine that lacks one fails the test, and is told what to install."""
+"""Real servers for tests (see bench/servers.py). A machine that lacks one fails the test with what to install."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["PostgresServer", "RedisServer", "free_port", "postgres_server", "red
 
 @contextmanager
 def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
-    """A running PostgreSQL server. `durable`: it waits for its disk; without, a crash of the machine (not of it) loses data."""
+    """Yield a running PostgreSQL server. `durable`: it waits for its disk; otherwise a crash of the machine loses data."""
     with _installed(), servers.postgres_server(durable=durable) as server:
         yield server
 
 
 @contextmanager
 def redis_server() -> Iterator[RedisServer]:
-    """A running Redis server."""
+    """Yield a running Redis server."""
     with _installed(), servers.redis_server() as server:
         yield server
 

@@ -21,15 +21,15 @@ FORKED = (
 
 
 def stand_in() -> None:
-    """Ends as the program does that is forked for this process's command line; returns if that is not among `FORKED`."""
+    """End as the program does that is forked for this process's command line; return if that is not among `FORKED`."""
     line = sys.orig_argv
     at = line.index("-m") + 1 if "-m" in line else len(line)
     if ADDRESS not in os.environ or line[at : at + 1] not in [[module] for module in FORKED]:
         return
-    told = {"module": line[at], "arguments": line[at + 1 :], "folder": os.getcwd(), "pid": os.getpid()}
+    start = {"module": line[at], "arguments": line[at + 1 :], "folder": os.getcwd(), "pid": os.getpid()}
     with socket.socket(socket.AF_UNIX) as test, test.makefile("rw") as talk:
         test.connect("\0" + os.environ[ADDRESS])
-        talk.write(json.dumps(told | {"environ": dict(os.environ)}) + "\n")
+        talk.write(json.dumps(start | {"environ": dict(os.environ)}) + "\n")
         talk.flush()
         pid = int(talk.readline())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def state_of(thing: Any) -> Any:
-    """A copy of everything in `thing`, in order; equal for two objects if and only if all of it is."""
+    """Return a copy of everything in `thing`, in order; equal for two objects if and only if all of it is."""
     if isinstance(thing, str | int | float | None):  # most of it
         return thing
     if is_dataclass(thing) and not isinstance(thing, type):
@@ -29,7 +29,7 @@ class Snapshot:
         self._pickled = pickle.dumps(thing)
 
     def is_of(self, thing: Any) -> bool:
-        """Returns whether the object's state is the same now."""
+        """Return whether the object's state is the same now."""
         # Equal values that are other objects are pickled differently.
         return pickle.dumps(thing) == self._pickled or state_of(pickle.loads(self._pickled)) == state_of(
             thing

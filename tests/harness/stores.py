@@ -16,7 +16,7 @@ from tests.harness.servers import PostgresServer
 
 @cache
 def _empty_sqlite() -> bytes:
-    """A file of SQLite's with empty tables."""
+    """Return a file of SQLite's with empty tables."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"
         _migrate(f"sqlite:///{path}")
@@ -24,40 +24,40 @@ def _empty_sqlite() -> bytes:
 
 
 def sqlite_store(path: Path) -> str:
-    """The URL of a new database in a file."""
+    """Return the URL of a new database in a file."""
     path.write_bytes(_empty_sqlite())
     return f"sqlite:///{path}"
 
 
 def make_tables(url: str) -> None:
-    """Makes the tables that a gateway would make at its start, if it is about to make a file of SQLite's."""
+    """Make the tables that a gateway would make at its start, if it is about to make a file of SQLite's."""
     path = path_of(url)
     if url.startswith("sqlite:") and path.parent.is_dir() and not path.exists():
         sqlite_store(path)
 
 
 def crashed(url: str, target: Path) -> str:
-    """The URL of a copy of SQLite's database as a crash of its gateway would leave it now: what is committed, and no more."""
+    """Return the URL of a copy of SQLite's database as a crash would leave it now: what is committed, and no more."""
     with closing(sqlite3.connect(path_of(url))) as source, closing(sqlite3.connect(target)) as copy:
         source.backup(copy)
     return f"sqlite:///{target}"
 
 
 def path_of(url: str) -> Path:
-    """The file of a database of SQLite's."""
+    """Return the file of a database of SQLite's."""
     return Path(url.removeprefix("sqlite:///"))
 
 
 @cache
 def _empty_postgres(server: PostgresServer) -> str:
-    """The name of a database with empty tables, to which nobody is connected."""
+    """Return the name of a database with empty tables, to which no process is connected."""
     name = server.new_database()
     _migrate(server.url(name))
     return name
 
 
 def postgres_store(server: PostgresServer) -> str:
-    """The URL of a new database on a server."""
+    """Return the URL of a new database on a server."""
     return server.url(server.new_database(like=_empty_postgres(server)))
 
 

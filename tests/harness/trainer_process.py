@@ -31,8 +31,8 @@ class Point:
     attribute: str
     when: Literal["before", "underway", "after"]
     of: str = ""
-    beside: bool = False
-    """Only once a checkpoint is being written beside training, which then goes on for ever."""
+    background: bool = False
+    """Only once a checkpoint is being written in the background, which then never ends."""
     overlapped: bool = False
     """Only in publishing the version of a step of this process, which waits there until the step's batch is acknowledged."""
 
@@ -80,7 +80,7 @@ REPLAY = {
 
 
 BESIDE = {
-    f"{name} beside a checkpoint": replace(POINTS[name], beside=True)
+    f"{name} during a checkpoint": replace(POINTS[name], background=True)
     for name in ("published", "acknowledged", "some groups accumulated", "stepped")
 }
 """Points that a process passes while a checkpoint is being written."""
@@ -88,7 +88,7 @@ RANKS = {
     "writing shards": Point("trainer.state.checkpoint:shards", "write", "before"),
     "gathered": Point("trainer.rank_trainer:RankTrainer", "gather_weights", "after"),
 }
-"""Points that every rank passes, beside those of the trainer in `POINTS`."""
+"""Points that every rank passes, in addition to those of the trainer in `POINTS`."""
 IDLE = {
     0: Point("trainer.loop.run:rank_rpc", "heartbeat", "after"),
     1: Point("trainer.rank_trainer:RankTrainer", "begin_batch", "after"),
@@ -114,14 +114,14 @@ def _main(config: Path, point: Point | None, environ: Mapping[str, str]) -> None
 
 
 def arm(point: Point) -> None:
-    """Makes this process die at a point."""
+    """Make this process die at a point."""
     module, _, name = point.owner.partition(":")
     owner = getattr(importlib.import_module(module), name)
     inner = getattr(owner, point.attribute)
     wrap = _async if inspect.iscoroutinefunction(inner) else _plain
     if point.overlapped:
         wrap = _async_overlapped if wrap is _async else _plain_overlapped
-    armed = _writing() if point.beside else _acknowledged() if point.overlapped else _ever()
+    armed = _writing() if point.background else _acknowledged() if point.overlapped else _ever()
     setattr(owner, point.attribute, wrap(inner, point, armed))
 
 
@@ -132,7 +132,7 @@ def _ever() -> threading.Event:
 
 
 def _writing() -> threading.Event:
-    """Set once a thread writes a checkpoint, which it never ends to do; whoever begins one waits until then."""
+    """Set once a thread writes a checkpoint, which it never ends to do; the next one waits for that."""
     from trainer.model import shards
     from trainer.rank_trainer import RankTrainer
 
@@ -227,5 +227,5 @@ def _async(inner: Callable[..., Any], point: Point, armed: threading.Event) -> C
 
 
 def die() -> None:
-    """Ends this process."""
+    """End this process."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The ways in which the proofs let versions come to engines: the settings of each, and the trainer's server that it needs.
+"""The ways in which the proofs publish versions to engines: the settings of each, and the trainer's server that it needs.
 
 Folders are written by the proofs. What differs is the manifest's format, a delta or an adapter in the folder, who serves it, and
 what the gateway is offered: a path or a URL.
@@ -23,7 +23,7 @@ _ENGINE = {"collective": "collective", "lora": "lora"}
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What a gateway and its trainer are told of a transport."""
+    """The settings of a gateway and its trainer for a transport."""
 
     transport: str = "filesystem"
     url: str = ""
@@ -34,12 +34,12 @@ class Way:
     """The table `[weights]`."""
 
     def place(self, path: Path) -> dict[str, str]:
-        """The place of a version, as it is offered."""
+        """Return the place of a version, as it is offered."""
         return {"url": self.url} if self.transport in ("http", "delta") else {"path": str(path)}
 
 
 def way_of(transport: str, work: Path, url: str) -> Way:
-    """The settings of a transport. `url`: the trainer's server; `work`: where a gateway keeps its copies."""
+    """Return the settings of a transport. `url`: the trainer's server; `work`: where a gateway keeps its copies."""
     kind = _ENGINE.get(transport)
     engine = {"transport": kind} if kind else {}
     weights = {"sources": [url], "dir": str(work / "copies")} if is_served(transport) else {}
@@ -47,12 +47,12 @@ def way_of(transport: str, work: Path, url: str) -> Way:
 
 
 def is_served(transport: str) -> bool:
-    """True if the trainer has a server."""
+    """Return True if the trainer has a server."""
     return transport in ("http", "collective", "delta")
 
 
 def server_argv(transport: str, versions: Path) -> list[str]:
-    """The module and arguments of the trainer's server of a folder of versions, as `trainer run` starts it, but for the port."""
+    """Return the module and arguments of the trainer's server of versions, as `trainer run` starts it, but for the port."""
     if transport == "collective":
         return ["trainer.publish.sender", "--dir", str(versions), "--engine-facing-host", "127.0.0.1"]
     return ["gateway.cli", "mirror", "--dir", str(versions)]
@@ -60,7 +60,7 @@ def server_argv(transport: str, versions: Path) -> list[str]:
 
 @asynccontextmanager
 async def served(transport: str, versions: Path, work: Path) -> AsyncIterator[Way]:
-    """A transport, with its server for as long as it is used."""
+    """Yield a transport, with its server for as long as it is used."""
     versions.mkdir(parents=True, exist_ok=True)
     if not is_served(transport):
         yield way_of(transport, work, "")
@@ -74,7 +74,7 @@ async def served(transport: str, versions: Path, work: Path) -> AsyncIterator[Wa
 
 
 def finish(transport: str, folder: Path, parent: Path, version: int, parent_version: int, probe: Any) -> None:
-    """Adds to a folder that has its tensors what the transport needs beside them: a delta, and the manifest."""
+    """Add to a folder that has its tensors what the transport needs in addition: a delta, and the manifest."""
     if transport == "delta" and not delta.write(folder / delta.NAME, parent, folder):
         print(f"version {version} has no delta", file=sys.stderr)
     write = write_manifest if transport == "filesystem" else write_manifest_of_pieces

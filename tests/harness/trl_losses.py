@@ -64,7 +64,7 @@ def _trainer(
     use_bias_correction_kl: bool = False,
     cap: float | None = None,
 ) -> Any:
-    """The part of a GRPOTrainer or RLOOTrainer that its loss reads."""
+    """Return the part of a GRPOTrainer or RLOOTrainer that its loss reads."""
     from collections import defaultdict
 
     def alone(value: Any, reduction: str = "") -> Any:
@@ -82,7 +82,7 @@ def _trainer(
 
 
 def measure() -> dict[str, Any]:
-    """The tensors, and of each case the loss and its gradient by the log-probabilities."""
+    """Return the tensors, and of each case the loss and its gradient by the log-probabilities."""
     import torch
     import trl
     from trl.trainer.grpo_trainer import GRPOTrainer
@@ -96,8 +96,8 @@ def measure() -> dict[str, Any]:
     for name, case in CASES.items():
         logprobs = given["logprobs"].clone().requires_grad_()
         trainer = _trainer(**case)
-        said = (logprobs, torch.zeros_like(logprobs), None)
-        trainer._get_per_token_logps_and_entropies = lambda *_, said=said, **__: said
+        result = (logprobs, torch.zeros_like(logprobs), None)
+        trainer._get_per_token_logps_and_entropies = lambda *_, result=result, **__: result
         compute = RLOOTrainer._compute_loss if name == "rloo" else GRPOTrainer._compute_loss
         capped = "cap" in case
         loss = compute(trainer, None, {

@@ -1,6 +1,6 @@
 """The command `gateway` for shells: each that is typed is forked from a process that has imported everything.
 
-A shell finds a small program of that name in a folder of PATH. It says over a socket what was typed and where, a process forked
+A shell finds a small program of that name in a folder of PATH. It sends over a socket what was typed and where, a process forked
 for that runs it, with its files and its environment, and it ends with the same status.
 """
 
@@ -32,7 +32,7 @@ sys.exit(int(status) if status else "the command was never run")
 
 @contextmanager
 def typed(folder: Path) -> Iterator[Path]:
-    """Yields a folder for PATH that has `gateway`. `folder`: an empty one, with a short path: a socket lies in it."""
+    """Yield a folder for PATH that has `gateway`. `folder`: an empty one, with a short path: a socket lies in it."""
     place = str(folder / "socket")
     program = folder / "gateway"
     program.write_text(_PROGRAM.format(python=sys.executable, socket=place))
@@ -51,8 +51,8 @@ class _Typed(socketserver.StreamRequestHandler):
     """One command, from what was typed to its exit status."""
 
     def handle(self) -> None:
-        asked = json.load(self.rfile)
-        process = forks().Process(target=_run, args=asked, daemon=False)
+        arguments = json.load(self.rfile)
+        process = forks().Process(target=_run, args=arguments, daemon=False)
         process.start()
         process.join(LIMIT_S)
         process.kill()

@@ -1,4 +1,4 @@
-"""Examples' agents with rewards that differ in every group, whatever the model says: every second answer to a task gets one."""
+"""Examples' agents with rewards that differ in every group, for any model: every second answer to a task gets one."""
 
 from __future__ import annotations
 

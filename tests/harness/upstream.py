@@ -29,7 +29,7 @@ WHOLE = {
 
 
 def event(word: str | None) -> bytes:
-    """A chunk with a word; None: the last."""
+    """Return a chunk with a word; None: the last."""
     choice = {
         "index": 0,
         "delta": {"content": word} if word else {},
@@ -41,8 +41,8 @@ def event(word: str | None) -> bytes:
 EVENTS = b"".join(event(word) + b"\n\n" for word in [*WORDS, None]) + b"data: [DONE]\n\n"
 
 
-async def whole_or_streamed(asked: dict[str, Any]) -> Response:
-    return events([EVENTS]) if asked.get("stream") else JSONResponse(WHOLE)
+async def whole_or_streamed(body: dict[str, Any]) -> Response:
+    return events([EVENTS]) if body.get("stream") else JSONResponse(WHOLE)
 
 
 def events(parts: list[bytes] | AsyncIterator[bytes]) -> Response:
@@ -65,12 +65,12 @@ class Elsewhere:
         return Starlette(routes=[Route("/v1/chat/completions", self.answer, methods=["POST"])])
 
     async def answer(self, request: Request) -> Response:
-        asked = await request.json()
-        self.requests.append((dict(request.headers), asked))
-        return await self.respond(asked)
+        body = await request.json()
+        self.requests.append((dict(request.headers), body))
+        return await self.respond(body)
 
     async def forever(self, first: bytes) -> AsyncIterator[bytes]:
-        """Says something, and then nothing any more."""
+        """Send some events, and then nothing."""
         try:
             yield first
             await asyncio.Event().wait()
@@ -80,7 +80,7 @@ class Elsewhere:
 
 @asynccontextmanager
 async def behind(model: Path, work: Path, port: int, **overrides: Any) -> AsyncIterator[RunningGateway]:
-    """A gateway with the trained model `demo`, and `oracle` at an upstream on `port`."""
+    """Yield a gateway with the trained model `demo`, and `oracle` at an upstream on `port`."""
     upstream = {"url": f"http://127.0.0.1:{port}/v1/", "model": "big-one", "key": "sk-of-the-admin"}
     given = overrides.pop("upstream", {})
     oracle = {"train": False, "aliases": ["gpt-4o"], "upstream": {**upstream, **given}}
@@ -90,11 +90,11 @@ async def behind(model: Path, work: Path, port: int, **overrides: Any) -> AsyncI
 
 
 async def call_of(gateway: RunningGateway, episode: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The episode's one call, and its exchange."""
+    """Return the episode's one call, and its exchange."""
     (call,) = (await gateway.admin.episode(episode))["calls"]
     return call, await gateway.admin.exchange(episode, call["id"])
 
 
 def streaming(gateway: RunningGateway, headers: dict[str, str], **body: Any) -> Any:
-    asked = {"model": "oracle", "messages": [USER], "stream": True, **body}
-    return gateway.http.stream("POST", "/v1/chat/completions", json=asked, headers=headers)
+    values = {"model": "oracle", "messages": [USER], "stream": True, **body}
+    return gateway.http.stream("POST", "/v1/chat/completions", json=values, headers=headers)

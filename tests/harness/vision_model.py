@@ -28,9 +28,9 @@ TEMPLATE = (
 MIN_PIXELS, MAX_PIXELS = 784, 12_544
 
 
-def png(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
-    """A PNG file of one colour."""
-    rows = b"".join(b"\0" + bytes(colour) * width for _ in range(height))
+def png(width: int, height: int, color: tuple[int, int, int]) -> bytes:
+    """Return a PNG file of one color."""
+    rows = b"".join(b"\0" + bytes(color) * width for _ in range(height))
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -45,12 +45,12 @@ def png(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
 
 
 def data_url(data: bytes, media_type: str = "image/png") -> str:
-    """A file as a data URL."""
+    """Return a file as a data URL."""
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 def image_part(data: bytes) -> dict[str, Any]:
-    """An image as a content part of chat completions."""
+    """Return an image as a content part of chat completions."""
     return {"type": "image_url", "image_url": {"url": data_url(data)}}
 
 
@@ -133,7 +133,7 @@ def vision_config(length: int = 2048) -> Any:
 
 
 def save_without_weights(directory: Path) -> None:
-    """Saves the processor and the config: all that a gateway reads of a checkpoint."""
+    """Save the processor and the config: all that a gateway reads of a checkpoint."""
     save_processor(directory)
     vision_config().save_pretrained(directory)
 
@@ -155,7 +155,7 @@ def save_vision_model(directory: Path, seed: int, *, scale: float = 3.0, length:
 def vision_logprobs(
     directory: Path, ids: Sequence[int], files: Mapping[str, bytes], images: Sequence[ImageSpan]
 ) -> Any:
-    """Returns the log-probability of every token but the first by transformers' own model and processor, as an array."""
+    """Return the log-probability of every token but the first by transformers' own model and processor, as an array."""
     import io
 
     import torch
@@ -172,5 +172,5 @@ def vision_logprobs(
         logits = model(
             input_ids=row, attention_mask=torch.ones_like(row), mm_token_type_ids=kinds, **seen
         ).logits[0]
-    said = logits[:-1].float().log_softmax(-1)
-    return said.gather(-1, row[0, 1:, None])[:, 0].numpy()
+    scores = logits[:-1].float().log_softmax(-1)
+    return scores.gather(-1, row[0, 1:, None])[:, 0].numpy()

@@ -34,7 +34,7 @@ PYTHON = ROOT / ".venv-engine" / "bin" / "python"
 
 
 def vllm_settings(log: Path) -> dict[str, Any]:
-    """An `[engine]` table."""
+    """Return an `[engine]` table."""
     if not PYTHON.exists():
         pytest.fail("these tests need vLLM's CPU build: run `make engine`", pytrace=False)
     return {
@@ -64,7 +64,7 @@ class SharedEngine:
         args: Sequence[str] = (),
         transport: str = "collective",
     ) -> None:
-        """`model`: a checkpoint for the start. It says the architecture and the longest request; its weights are replaced.
+        """`model`: a checkpoint for the start. It sets the architecture and the longest request; its weights are replaced.
         `path`: a folder of packages that it needs; `args`: more of its command line; `transport`: how versions may come."""
         self._transport = transport
         self._path = [str(path)] if path is not None else []
@@ -90,7 +90,7 @@ class SharedEngine:
 
     @asynccontextmanager
     async def running(self, weights: Path) -> AsyncIterator[Engine]:
-        """The engine with these weights, an empty prefix cache and no request."""
+        """Yield the engine with these weights, an empty prefix cache and no request."""
         engine = connect("engine", self.url, "vllm")
         try:
             await engine.pause()
@@ -103,9 +103,9 @@ class SharedEngine:
 
     @contextmanager
     def barrier(self, requests: int, tokens: int) -> Iterator[Callable[[], Awaitable[None]]]:
-        """The engine samples nothing before so many requests have come, and stands still when so many have so many tokens.
+        """Hold the engine until `requests` requests have come, and stop it when enough of them have `tokens` tokens.
 
-        Yields what waits for that. Then whoever resumes the engine lets it go on, as after a pause that keeps requests.
+        Yields what waits for that. Resuming the engine lets it continue, as after a pause that keeps requests.
         """
         draft = self._barrier.with_suffix(".draft")
         draft.write_text(f"{requests} {tokens}")
@@ -121,7 +121,7 @@ class SharedEngine:
             self._barrier.unlink(missing_ok=True)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to all of its processes."""
+        """Send a signal to all of its processes."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)

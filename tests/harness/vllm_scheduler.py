@@ -1,4 +1,4 @@
-"""A barrier in real vLLM: a scheduler that stands still, as in a pause that keeps requests, once so many are in their middle.
+"""A barrier in real vLLM: a scheduler that stands still, as in a pause that keeps requests, once enough are in their middle.
 
 It runs in vLLM's own environment. Nothing outside can stop an engine between two tokens for certain: on a busy machine vLLM's
 HTTP server is seconds behind the process that samples, so a pause comes when the replies are over.

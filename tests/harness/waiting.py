@@ -28,7 +28,7 @@ async def within(what: str, timeout_s: float = LONG_S) -> AsyncIterator[None]:
 
 
 async def result_of(work: Awaitable[T], what: str, timeout_s: float = LONG_S) -> T:
-    """The result of `work`; fails with `what` if it does not end in time."""
+    """Return the result of `work`; fails with `what` if it does not end in time."""
     async with within(what, timeout_s):
         return await work
 
@@ -39,7 +39,7 @@ async def until(
     timeout_s: float = LONG_S,
     every_s: float = 0.02,
 ) -> None:
-    """Waits for a condition; fails with `what` if it does not come true in time."""
+    """Wait for a condition; fail with `what` if it does not come true in time."""
     async with within(what, timeout_s):
         while True:
             held = condition()
@@ -49,7 +49,7 @@ async def until(
 
 
 async def while_going_on(event: Awaitable[T], other: asyncio.Future[Any], what: str) -> T:
-    """The result of `event`, which comes while `other` goes on; fails with `what` at once if `other` ends first, or as it did."""
+    """Return the result of `event`, which comes while `other` goes on; fail with `what` if `other` ends first, or as it did."""
     first = asyncio.ensure_future(event)
     await asyncio.wait({first, other}, return_when=asyncio.FIRST_COMPLETED)
     if first.done():
@@ -60,13 +60,13 @@ async def while_going_on(event: Awaitable[T], other: asyncio.Future[Any], what: 
 
 
 async def turns(count: int = 20) -> None:
-    """Gives everybody else so many turns of the event loop: what may happen without time passing has happened."""
+    """Give all other tasks `count` turns of the event loop: what may happen without time passing has happened."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 class TimeLimits:
-    """The time limits (`asyncio.timeout`) of a module: none ends before the test says so, however slow the machine is."""
+    """The time limits (`asyncio.timeout`) of a module: none ends before the test ends it, however slow the machine is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         self._newest = asyncio.timeout(None)
@@ -77,5 +77,5 @@ class TimeLimits:
         return self._newest
 
     def end(self) -> None:
-        """Ends the one that began last."""
+        """End the one that began last."""
         self._newest.reschedule(asyncio.get_running_loop().time())

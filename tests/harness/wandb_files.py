@@ -13,7 +13,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def records(file: Path) -> Iterator[Any]:
-    """The records of a `run-*.wandb` file, as protocol buffers."""
+    """Yield the records of a `run-*.wandb` file, as protocol buffers."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data = file.read_bytes()
@@ -34,7 +34,7 @@ def records(file: Path) -> Iterator[Any]:
 
 
 def history(file: Path) -> list[dict[str, Any]]:
-    """The logged rows of a file, each with its `_step`."""
+    """Return the logged rows of a file, each with its `_step`."""
     return [
         {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
         for record in records(file)
@@ -43,7 +43,7 @@ def history(file: Path) -> list[dict[str, Any]]:
 
 
 def runs(folder: Path) -> list[tuple[str, Path]]:
-    """The id and the file of each offline run under a folder `wandb`, oldest first."""
+    """Return the id and the file of each offline run under a folder `wandb`, oldest first."""
     found = []
     for file in sorted(folder.glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime):
         (run,) = {record.run.run_id for record in records(file) if record.WhichOneof("record_type") == "run"}

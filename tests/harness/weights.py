@@ -19,7 +19,7 @@ from tests.harness.models import tensors
 def publish(
     source: Path, target: Path, version: int, parent: int | None, probe: dict[str, Any] | None = None
 ) -> Path:
-    """Copies a checkpoint and adds a manifest."""
+    """Copy a checkpoint and adds a manifest."""
     shutil.copytree(source, target)
     write_manifest(target, version, parent, probe)
     return target
@@ -28,14 +28,14 @@ def publish(
 def publish_pieces(
     source: Path, target: Path, version: int, parent: int | None, probe: dict[str, Any] | None = None
 ) -> Path:
-    """The same with a manifest of format 2."""
+    """Return the same with a manifest of format 2."""
     shutil.copytree(source, target)
     write_manifest_of_pieces(target, version, parent, probe)
     return target
 
 
 def write_manifest(directory: Path, version: int, parent: int | None, probe: dict[str, Any] | None) -> None:
-    """Writes `manifest.json` for what is in a directory."""
+    """Write `manifest.json` for what is in a directory."""
     files = {
         file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
         for file in sorted(directory.iterdir())
@@ -48,7 +48,7 @@ def write_manifest(directory: Path, version: int, parent: int | None, probe: dic
 def write_manifest_of_pieces(
     directory: Path, version: int, parent: int | None, probe: dict[str, Any] | None = None
 ) -> None:
-    """The same in format 2, for tensors of at most one piece (16 MiB) each."""
+    """Write a manifest of format 2, for tensors of at most one piece (16 MiB) each."""
     files = {file.name: _pieces(file) for file in sorted(directory.iterdir()) if file.name != "manifest.json"}
     manifest = {"format": 2, "version": version, "parent": parent, "files": files, "probe": probe}
     (directory / "manifest.json").write_text(json.dumps(manifest))
@@ -88,7 +88,7 @@ RANK = 4
 
 
 def fake_adapter(directory: Path, content: str, target: str = "q_proj") -> Path:
-    """An adapter for the fake engine: zeros beside one matrix of each layer of the tiny model; `content` is its identity."""
+    """Return an adapter for the fake engine: zeros for one matrix of each layer of the tiny model; `content` is its identity."""
     directory.mkdir(parents=True)
     header: dict[str, Any] = {"__metadata__": {"content": content}}
     end = 0
@@ -113,7 +113,7 @@ SEQUENCE = [5, 9, 200, 3, 77, 12]
 
 
 def probe_of(new: Path, parent: Path) -> dict[str, Any]:
-    """A probe with the fake engine's log-probabilities under both weights."""
+    """Return a probe with the fake engine's log-probabilities under both weights."""
 
     def scores(weights: Path) -> list[float]:
         pairs = pairwise(SEQUENCE)

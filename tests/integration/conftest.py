@@ -26,7 +26,7 @@ async def elsewhere() -> AsyncIterator[tuple[Elsewhere, int]]:
 async def relayed(
     elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path
 ) -> AsyncIterator[tuple[RunningGateway, Elsewhere]]:
-    """A gateway before the API; it says quickly that it waits."""
+    """A gateway before the API that sends keep-alives quickly."""
     there, port = elsewhere
     async with behind(tiny_model, tmp_path, port, server={"keep_alive_s": 0.05}) as gateway:
         yield gateway, there

@@ -1,4 +1,4 @@
-"""Agents in processes of their own that fail, driven against a gateway: what is trained, what is told, what is waited for."""
+"""Agents in their own processes that fail: what is trained, what is reported, what the driver waits for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from headgate.client import EpisodeRunner, RunStopped
-from headgate.client.agents import (
-    CommandAgent,
-    FunctionAgent,
-    Task,
-)
+from headgate.client.agents import CommandAgent, FunctionAgent, Task
 from tests.harness.agents import one_call
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import result_of
@@ -63,9 +59,9 @@ async def test_a_crashed_program_is_left_out_of_its_group_and_its_standard_error
     assert "Traceback" in row["error"]
     assert row["error"].endswith("LookupError: no such tool")
     argv = ["episodes", "why", str(crashed.episode_id), "--gateway", gateway.url]
-    told = await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, app, argv)
-    assert "LookupError: no such tool" in told.output
-    assert told.output.endswith("verdict: not trained, because its agent ended without a reward\n")
+    shown = await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, app, argv)
+    assert "LookupError: no such tool" in shown.output
+    assert shown.output.endswith("verdict: not trained, because its agent ended without a reward\n")
 
 
 async def test_a_reward_that_the_gateway_refuses_holds_no_slot(gateway: RunningGateway) -> None:
@@ -75,7 +71,7 @@ async def test_a_reward_that_the_gateway_refuses_holds_no_slot(gateway: RunningG
     runner = EpisodeRunner(gateway.admin, FunctionAgent(solve), group_size=2, concurrency=1)
     outcomes = await runner.run([TASK])
     assert all("[rewards] allows" in str(outcome.error) for outcome in outcomes)
-    assert {row["reason"] for row in await gateway.admin.episodes()} == {"no_reward"}
+    assert {row["reason"] for row in await gateway.admin.episodes()} == {"reward_refused"}
     assert (await gateway.admin.status())["free_slots"] == 1
 
 
@@ -83,19 +79,19 @@ async def test_an_unknown_model_ends_a_run_at_the_first_404(gateway: RunningGate
     async def never(task: dict[str, object], base_url: str, api_key: str) -> float:
         raise AssertionError("no episode was opened")
 
-    runner = EpisodeRunner(gateway.admin, FunctionAgent(never), model="nobody", concurrency=1)
-    with pytest.raises(RunStopped, match=r"the gateway will not open any episode: 404: .*'nobody'"):
+    runner = EpisodeRunner(gateway.admin, FunctionAgent(never), model="unknown", concurrency=1)
+    with pytest.raises(RunStopped, match=r"the gateway will not open any episode: 404: .*'unknown'"):
         await runner.run_forever([TASK], asyncio.Event())
 
 
-async def test_a_run_says_that_no_slot_is_free(gateway: RunningGateway) -> None:
+async def test_a_run_reports_that_no_slot_is_free(gateway: RunningGateway) -> None:
     episode, _ = await gateway.open("other", group_id="other", group_size=2)
     waits: list[str] = []
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     def wait(what: str) -> None:
         waits.append(what)
-        told.set()
+        reported.set()
 
     async def solve(task: dict[str, object], base_url: str, api_key: str) -> float:
         await one_call(base_url, api_key)
@@ -103,7 +99,7 @@ async def test_a_run_says_that_no_slot_is_free(gateway: RunningGateway) -> None:
 
     runner = EpisodeRunner(gateway.admin, FunctionAgent(solve), open_wait_s=0.5, on_wait=wait)
     running = asyncio.create_task(runner.run([TASK]), name="runner")
-    await result_of(told.wait(), "the driver says what it waits for")
+    await result_of(reported.wait(), "the driver reports what it waits for")
     (waited,) = waits
     assert waited.startswith(
         "no slot is free within the staleness bound: batch 0 has 1 unfinished group (1 open"

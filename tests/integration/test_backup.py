@@ -28,10 +28,7 @@ async def test_a_restored_backup_is_trained_on(
     overrides = {"staleness": {"batch": 1, "eta": 1, "min_members": 1}}
     before = settings_for(tiny_model, tmp_path, store={"url": postgres.url(name)}, **overrides)
     async with run_gateway(before) as gateway:
-        async with (
-            episodes(gateway),
-            loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop,
-        ):
+        async with episodes(gateway), loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop:
             await train_one(loop)
         run("pg_dump", "--format=custom", f"--file={tmp_path / 'dump'}", postgres.url(name))
         shutil.copytree(folder, backup)
@@ -44,10 +41,7 @@ async def test_a_restored_backup_is_trained_on(
     after = settings_for(tiny_model, tmp_path, store={"url": postgres.url(restored)}, **overrides)
     async with run_gateway(after) as gateway:
         assert {e["episode_id"]: e["reward"] for e in await gateway.admin.episodes(limit=1000)} == known
-        async with (
-            episodes(gateway),
-            loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop,
-        ):
+        async with episodes(gateway), loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop:
             assert loop.trainer.version == 1
             await train_one(loop)
     live = postgres.execute("SELECT version FROM versions WHERE state = 'live' ORDER BY 1", restored)

@@ -25,7 +25,7 @@ AGENT_KEY = "an-agents-key-0123456789"
 
 @pytest.fixture
 async def narrow(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """Whoever has a call is refused a second one."""
+    """A caller with one running call is refused a second one."""
     limits = {"episode": {"calls": 1}, "agent": {"calls": 1}}
     agents = {"ann": {"key": AGENT_KEY}}
     async with run_gateway(settings_for(tiny_model, tmp_path, limits=limits, agents=agents)) as running:
@@ -114,7 +114,7 @@ async def test_a_retry_of_a_call_that_failed_begins_while_its_sibling_runs(gatew
 
 
 async def test_a_retry_of_which_nothing_is_known_takes_no_reply_of_several(gateway: RunningGateway) -> None:
-    """A proxy refused it, say."""
+    """For example, a proxy refused it."""
     await hold_after(gateway, 1)
     episode, headers = await gateway.open("task")
     body = lasting(gateway)
@@ -136,18 +136,20 @@ async def test_a_reply_that_lost_its_client_is_taken_once(gateway: RunningGatewa
     (lost,) = live.calls
     answers = await asyncio.gather(*(send(gateway, headers, body, **RETRY) for _ in range(2)))
     assert lost.reply.call_id in {answer.json()["id"] for answer in answers}
-    # the first of them joins; then nobody knows of a second client, and it may have lost its connection unnoticed
+    # the first of them joins; then no process knows of a second client, and it may have lost its connection unnoticed
     assert len({answer.json()["id"] for answer in answers}) == 1
     await hold_after(gateway, 5)
     served = asyncio.create_task(send(gateway, headers, body))
     await arrived(gateway, 1)
-    await drop_beside(gateway, headers, body)
+    await drop_next_to_another(gateway, headers, body)
     again = await asyncio.gather(*(send(gateway, headers, body, **RETRY) for _ in range(2)))
     await check_own_replies(gateway, episode, answers[0], await served, *again)
 
 
-async def drop_beside(gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any]) -> None:
-    """Sends a request while another one stands at the barrier, and breaks its connection."""
+async def drop_next_to_another(
+    gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    """Send a request while another one waits at the barrier, and break its connection."""
     call = asyncio.create_task(send(gateway, headers, body), name="dropped")
     await arrived(gateway, 2)
     call.cancel()
@@ -258,7 +260,7 @@ async def test_once_another_process_has_answered_a_refused_request_a_lost_connec
 
 
 async def known(handover: Any, place: tuple[str, str], count: int) -> None:
-    """Waits until a process knows of exactly so many requests that run or are expected back."""
+    """Wait until a process knows exactly `count` requests that run or are expected back."""
 
     async def as_many() -> bool:
         return len(await handover.find(place)) == count

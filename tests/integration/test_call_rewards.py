@@ -19,7 +19,7 @@ from tests.harness.retries import lasting
 
 
 async def called(gateway: RunningGateway, headers: dict[str, str], count: int) -> list[str]:
-    """The ids of so many calls, as the agent sees them."""
+    """Return the ids of `count` calls, as the agent sees them."""
     ids = []
     for i in range(count):
         messages = [{"role": "user", "content": f"call {i}"}]
@@ -66,10 +66,10 @@ async def test_they_and_the_ends_of_calls_are_fed_again_after_a_restart(
         episode, headers = await gateway.open("task")
         question = lasting(gateway)
         for limit, reward in [(2, 0.5), (2000, None), (1, -2.0)]:
-            said = (await gateway.chat(headers, **question | {"max_tokens": limit})).json()
+            reply = (await gateway.chat(headers, **question | {"max_tokens": limit})).json()
             if reward is not None:
-                await gateway.admin.call_reward(episode, said["id"], reward)
-            posted[said["id"]] = reward, said["choices"][0]["finish_reason"]
+                await gateway.admin.call_reward(episode, reply["id"], reward)
+            posted[reply["id"]] = reward, reply["choices"][0]["finish_reason"]
         await gateway.admin.reward(episode, 1.0)
         lease = await gateway.admin.lease("trainer")
         before = (await gateway.admin.leased_groups(lease, wait_s=60)).groups
@@ -94,8 +94,8 @@ def check_fed(groups: tuple[Group, ...], posted: dict[str, tuple[float | None, s
     assert {(n.reward, n.finish_reason) for n in episode.nodes if not n.sampled} == {(None, "")}
 
 
-async def test_the_ledger_is_told_the_whole_reward(tiny_model: Path, tmp_path: Path) -> None:
-    """Two members whose rewards are equal only without those of their calls: the group is no group of equals."""
+async def test_the_ledger_receives_the_whole_reward(tiny_model: Path, tmp_path: Path) -> None:
+    """Two members whose rewards are equal only without those of their calls: the group is not dropped as a group of equals."""
     staleness = {"batch": 1, "eta": 0, "drop_equal": True}
     async with run_gateway(settings_for(tiny_model, tmp_path, staleness=staleness)) as gateway:
         for group, extra in (("equal", 0.0), ("different", 1.0)):
@@ -133,10 +133,7 @@ async def test_the_same_final_reward_again_is_the_same_request(gateway: RunningG
 async def test_they_are_of_recorded_calls_of_open_episodes(gateway: RunningGateway) -> None:
     episode, headers = await gateway.open("task")
     other, other_headers = await gateway.open("other")
-    (call,), (others,) = (
-        await called(gateway, headers, 1),
-        await called(gateway, other_headers, 1),
-    )
+    (call,), (others,) = (await called(gateway, headers, 1), await called(gateway, other_headers, 1))
     await refused(gateway.admin.call_reward(episode, "chatcmpl-none", 1.0), 404, "no_call")
     await refused(gateway.admin.call_reward(episode, others, 1.0), 404, "no_call")
     await refused(gateway.admin.call_reward("ep-none", call, 1.0), 404, "no_episode")

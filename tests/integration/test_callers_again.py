@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.callers import KEYS, Stage, code, notice_of, said, say, send, user
+from tests.harness.callers import KEYS, Stage, assistant, chat, code, notice_of, send, user
 from tests.harness.gateways import RunningGateway
 from tests.harness.retries import RETRY
 from tests.harness.scripted import ScriptedEngine, scripted_gateway
@@ -29,7 +29,7 @@ async def stage(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 class Gate:
-    """Requests that come to the engine wait while it is shut."""
+    """Requests to the engine wait while it is shut."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self.engine, self.open, self.waiting = engine, asyncio.Event(), 0
@@ -54,10 +54,10 @@ class Gate:
 
 
 async def drop(stage: Stage, gate: Gate, content: str, **more: Any) -> None:
-    """Sends a call that opens an episode, and goes away before the engine has said anything."""
+    """Send a call that opens an episode, and disconnect before the engine has sampled anything."""
     before = gate.waiting
     call = asyncio.create_task(send(stage, "ann", [user(content)], **more), name="dropped")
-    await until(lambda: gate.waiting > before, "the engine was asked")
+    await until(lambda: gate.waiting > before, "the engine has the request")
     call.cancel()
     await until(lambda: gate.waiting == before, "the engine was stopped")
 
@@ -68,11 +68,11 @@ def of(answer: httpx.Response) -> str:
 
 
 async def begun_with(stage: Stage, content: str) -> list[str]:
-    """The open episodes whose first call said this, the oldest first."""
+    """Return the open episodes whose first call had this content, the oldest first."""
     found = []
     for row in (await stage[0].admin.episodes(agent="ann", state="open"))[::-1]:
         calls = (await stage[0].admin.episode(row["id"]))["calls"]
-        found += [row["id"]] if calls and calls[0]["asked"].get("user") == content else []
+        found += [row["id"]] if calls and calls[0]["requested"].get("user") == content else []
     return found
 
 
@@ -89,7 +89,7 @@ async def test_a_client_that_comes_back_finds_the_episode_that_it_opened(stage: 
 
 
 async def test_a_retry_among_equal_calls_finds_the_one_that_lost_its_client(stage: Stage) -> None:
-    happy = await say(stage, "ann", [user("sample")], "one", user="sample")
+    happy = await chat(stage, "ann", [user("sample")], "one", user="sample")
     with Gate(stage[1]) as gate:
         await drop(stage, gate, "sample", user="sample")
         stage[1].replies.append("two")
@@ -109,29 +109,29 @@ async def test_a_reply_that_was_given_and_did_not_arrive_is_given_again(stage: S
     assert again.json()["id"] == first.json()["id"]
     stage[1].replies.append("twice")
     other = await send(stage, "ann", [user("lost on the way")])
-    assert of(other) != of(first), "who does not say that it is a retry is a sample of its own"
+    assert of(other) != of(first), "a request that is not marked as a retry gets its own sample"
 
 
 async def test_a_retry_is_not_given_a_conversation_that_has_gone_on(stage: Stage) -> None:
-    first = await say(stage, "ann", [user("went on")], "yes")
-    assert await say(stage, "ann", [user("went on"), said("yes"), user("next")]) == first
-    assert await say(stage, "ann", [user("went on")], "new", headers=RETRY) != first
+    first = await chat(stage, "ann", [user("went on")], "yes")
+    assert await chat(stage, "ann", [user("went on"), assistant("yes"), user("next")]) == first
+    assert await chat(stage, "ann", [user("went on")], "new", headers=RETRY) != first
 
 
-async def test_a_retry_that_could_repeat_several_calls_opens_an_episode_and_says_so(stage: Stage) -> None:
-    two = {await say(stage, "ann", [user("twin")], "a"), await say(stage, "ann", [user("twin")], "b")}
-    third = await say(stage, "ann", [user("twin")], "c", headers=RETRY)
+async def test_a_retry_that_could_repeat_several_calls_opens_an_episode_with_a_notice(stage: Stage) -> None:
+    two = {await chat(stage, "ann", [user("twin")], "a"), await chat(stage, "ann", [user("twin")], "b")}
+    third = await chat(stage, "ann", [user("twin")], "c", headers=RETRY)
     assert third not in two
     assert await notice_of(stage, third) == "ambiguous_retry"
 
 
 async def test_a_call_that_was_refused_comes_back_as_a_sample_of_its_own(stage: Stage) -> None:
     """Refusals are what training answers when all slots are taken: were a retry one with its equals, groups would collapse."""
-    first = await say(stage, "few", [user("equal")], "x")
+    first = await chat(stage, "few", [user("equal")], "x")
     assert code(await send(stage, "few", [user("equal")])) == (429, "too_many_episodes")
     assert code(await send(stage, "few", [user("equal")], headers=RETRY)) == (429, "too_many_episodes")
     await stage[0].admin.reward(first, 1.0)
-    await say(stage, "few", [user("equal")], "y", headers=RETRY)
+    await chat(stage, "few", [user("equal")], "y", headers=RETRY)
     answer = await send(stage, "few", [user("equal")], headers=RETRY)
     assert answer.json()["choices"][0]["message"]["content"] == "y", "a second retry repeats the second call"
 
@@ -140,20 +140,20 @@ async def test_equal_idempotency_keys_are_one_call_however_they_come(stage: Stag
     key = {"Idempotency-Key": "k-1"}
     with Gate(stage[1]) as gate:
         calls = [
-            asyncio.create_task(send(stage, "ann", [user("at once")], headers=key), name=f"call-{i}")
+            asyncio.create_task(send(stage, "ann", [user("together")], headers=key), name=f"call-{i}")
             for i in range(4)
         ]
-        await until(lambda: gate.waiting > 0, "the engine was asked")
+        await until(lambda: gate.waiting > 0, "the engine has the request")
         stage[1].replies.append("one for all")
         gate.open.set()
         answers = await asyncio.gather(*calls)
     assert len({of(answer) for answer in answers}) == 1
     assert len({answer.json()["id"] for answer in answers}) == 1
-    later = await send(stage, "ann", [user("at once")], headers=key)
+    later = await send(stage, "ann", [user("together")], headers=key)
     assert later.json()["id"] == answers[0].json()["id"]
     reused = await send(stage, "ann", [user("another body")], headers=key)
     assert reused.status_code == 422
-    made_up = [user("u"), said("never said"), user("v")]
+    made_up = [user("u"), assistant("never sampled"), user("v")]
     stage[1].replies += ["once", "not twice"]
     again = [send(stage, "ann", made_up, headers={"Idempotency-Key": "k-2"}) for _ in range(4)]
     unknown = await asyncio.gather(*again)
@@ -170,16 +170,16 @@ async def test_equal_calls_at_once_are_samples_of_their_own(stage: Stage) -> Non
 async def test_a_retry_finds_its_episode_after_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     agents = {"ann": {"key": KEYS["ann"]}}
     async with scripted_gateway(tiny_model, tmp_path, agents=agents) as stage:
-        first = await say(stage, "ann", [user("early")], "kept")
-        went_on = await say(stage, "ann", [user("long")], "1")
-        await say(stage, "ann", [user("long"), said("1"), user("2")], "3")
-        keyed = await say(stage, "ann", [user("keyed")], "4", headers={"Idempotency-Key": "k"})
+        first = await chat(stage, "ann", [user("early")], "kept")
+        went_on = await chat(stage, "ann", [user("long")], "1")
+        await chat(stage, "ann", [user("long"), assistant("1"), user("2")], "3")
+        keyed = await chat(stage, "ann", [user("keyed")], "4", headers={"Idempotency-Key": "k"})
     async with scripted_gateway(tiny_model, tmp_path, agents=agents) as stage:
         again = await send(stage, "ann", [user("early")], headers=RETRY)
         assert (of(again), again.json()["choices"][0]["message"]["content"]) == (first, "kept")
         again = await send(stage, "ann", [user("keyed")], headers={"Idempotency-Key": "k"})
         assert (of(again), again.json()["choices"][0]["message"]["content"]) == (keyed, "4")
-        assert await say(stage, "ann", [user("long")], headers=RETRY) != went_on
+        assert await chat(stage, "ann", [user("long")], headers=RETRY) != went_on
 
 
 def training(**agent: Any) -> dict[str, Any]:
@@ -206,7 +206,9 @@ async def test_groups_fill_up_in_order(tiny_model: Path, tmp_path: Path) -> None
         refused = await send(stage, "ann", [user("another task")])
         assert code(refused) == (429, "no_slot")
         assert int(refused.headers["retry-after"]) >= 1
-        assert await say(stage, "ann", [user("t"), said("r"), user("go on")], "s") not in ids, "ambiguous"
+        assert await chat(stage, "ann", [user("t"), assistant("r"), user("go on")], "s") not in ids, (
+            "ambiguous"
+        )
         assert sorted((await groups_of(gateway)).values()) == [2, 2]
         full = await send(stage, "ann", [user("t")])
         assert code(full) == (429, "no_slot")
@@ -222,23 +224,23 @@ async def test_a_group_goes_on_after_a_restart_and_a_closed_one_is_followed(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async with scripted_gateway(tiny_model, tmp_path, **training()) as stage:
-        first = await say(stage, "ann", [user("t")])
+        first = await chat(stage, "ann", [user("t")])
         await stage[0].admin.reward(first, 1.0)
     async with scripted_gateway(tiny_model, tmp_path, **training()) as stage:
-        second = await say(stage, "ann", [user("t")])
+        second = await chat(stage, "ann", [user("t")])
         rows = [await stage[0].admin.episode(episode) for episode in (first, second)]
         assert rows[0]["group_id"] == rows[1]["group_id"]
         await stage[0].admin.reward(second, 0.0)
-        third = await stage[0].admin.episode(await say(stage, "ann", [user("t")]))
+        third = await stage[0].admin.episode(await chat(stage, "ann", [user("t")]))
         assert third["group_id"] == rows[0]["group_id"][:-1] + "2"
         lost = (await stage[0].admin.staleness())["lost"]
-        assert not lost, "nobody asks to join a group that takes no more"
+        assert not lost, "no call tries to join a full group"
 
 
 async def test_calls_wait_for_a_slot_and_then_begin(tiny_model: Path, tmp_path: Path) -> None:
     async with scripted_gateway(tiny_model, tmp_path, **training(max_wait_s=60, group_size=1)) as stage:
         gateway, engine = stage
-        values = [await say(stage, "ann", [user(str(i))]) for i in range(2)]
+        values = [await chat(stage, "ann", [user(str(i))]) for i in range(2)]
         engine.replies.append("late")
         waiting = asyncio.create_task(send(stage, "ann", [user("waits")]), name="waits")
         await until(lambda: sum(gateway.services.episodes.waiting("demo").values()) == 1, "it waits")
@@ -258,7 +260,7 @@ async def test_a_retry_waits_for_the_call_that_is_still_opening_its_episode(
 ) -> None:
     async with scripted_gateway(tiny_model, tmp_path, **training(max_wait_s=60, group_size=1)) as stage:
         gateway, engine = stage
-        taken = [await say(stage, "ann", [user(str(i))]) for i in range(2)]
+        taken = [await chat(stage, "ann", [user(str(i))]) for i in range(2)]
         first = asyncio.create_task(send(stage, "ann", [user("waits")]), name="first")
         await until(lambda: sum(gateway.services.episodes.waiting("demo").values()) == 1, "it waits")
         first.cancel()

@@ -67,7 +67,7 @@ async def test_every_member_refuses_the_key_of_a_crashed_attempt(cluster: Cluste
     assert [node["mask_reason"] for node in nodes if node["sampled"]] == [CRASHED_ATTEMPT] * 2 + [""] * 2
 
 
-async def test_a_member_that_does_not_decide_samples_as_the_episode_says(cluster: Cluster) -> None:
+async def test_a_follower_samples_with_the_settings_of_the_episode(cluster: Cluster) -> None:
     async with cluster.admin(cluster.coordinator) as admin:
         opened = await admin.open_episode("t", mode="eval", sampling=EpisodeSampling(temperature=0.0))
         for member in (*cluster.followers, cluster.coordinator):
@@ -92,7 +92,7 @@ async def test_the_next_member_decides_when_the_coordinator_has_left(cluster: Cl
 async def test_a_call_under_an_agents_key_outlives_a_coordinator_that_is_being_stopped(
     postgres: PostgresServer, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """The coordinator takes no new call, so the process that the agent came to waits for the next one."""
+    """The coordinator takes no new call, so the process that the agent called waits for the next one."""
     key, store = "the-key-of-the-agent", postgres_store(postgres)
     async with run_cluster(store, tiny_model, tmp_path, agents={"a": {"key": key}}) as cluster:
         first, second = cluster.members
@@ -114,7 +114,7 @@ async def test_calls_at_once_in_one_episode_by_both_members_clash_and_are_all_re
         opened = await admin.open_episode("t")
         calls = [
             cluster.members[i % 2].chat(
-                opened.api_key, {"role": "user", "content": f"say {i % 3}"}, max_tokens=6
+                opened.api_key, {"role": "user", "content": f"question {i % 3}"}, max_tokens=6
             )
             for i in range(24)
         ]
@@ -124,31 +124,31 @@ async def test_calls_at_once_in_one_episode_by_both_members_clash_and_are_all_re
         assert {call["id"] for call in shown["calls"]} == {answer.json()["id"] for answer in answers}
 
 
-async def test_every_member_tells_of_its_cluster_and_remembers_the_last_coordinator(
+async def test_every_member_reports_its_cluster_and_remembers_the_last_coordinator(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
     store = postgres_store(postgres)
     async with run_cluster(store, tiny_model, tmp_path, bus=patient_bus(redis)) as cluster:
         first, second = cluster.members
 
-        async def told(member: Member) -> dict[str, Any]:
-            async with member.client("nobody") as http:
+        async def report_of(member: Member) -> dict[str, Any]:
+            async with member.client("unknown") as http:
                 found: dict[str, Any] = (await http.get("/admin/v1/cluster")).json()
                 return found
 
-        own = await told(first)
+        own = await report_of(first)
         assert (own["role"], len(own["coordinator"]["followers"])) == ("coordinator", 1)
         assert [engine["state"] for engine in own["coordinator"]["engines"]] == ["open"]
 
         async def followed() -> bool:
-            return bool(((await told(second))["coordinator"] or {}).get("followers"))
+            return bool(((await report_of(second))["coordinator"] or {}).get("followers"))
 
         await until(followed, "the other one knows of its coordinator")
-        known = (await told(second))["coordinator"]
+        known = (await report_of(second))["coordinator"]
         assert (known["url"], known["fence"]) == (first.url, own["coordinator"]["fence"])
         await cluster.stop(first)
         await until(lambda: second.role == "coordinator", "the other one decides")
-        assert (await told(second))["coordinator"]["fence"] > known["fence"]
+        assert (await report_of(second))["coordinator"]["fence"] > known["fence"]
 
 
 async def test_a_call_that_is_sent_on_ends_with_its_client(

@@ -1,6 +1,6 @@
 """Weight updates in a cluster: whichever process a call runs in, its tokens are of the versions that they are recorded under.
 
-The fake engine's tokens say which weights sampled them, and after which context.
+The fake engine's tokens show which weights sampled them, and after which context.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from tests.harness.servers import PostgresServer
 from tests.harness.waiting import result_of, until
 
 PINNED = {"presence_penalty": 0.5}
+MODES = pytest.mark.parametrize(
+    "cluster", ["abort", pytest.param("keep", marks=pytest.mark.long)], indirect=True
+)
 
 
-@pytest.fixture(params=["abort", "keep"])
+@pytest.fixture
 async def cluster(
     request: pytest.FixtureRequest, postgres: PostgresServer, tiny_model: Path, tmp_path: Path
 ) -> AsyncIterator[Cluster]:
@@ -55,7 +58,7 @@ def release(cluster: Cluster) -> None:
 
 
 class Agent:
-    """Streams one reply after the other, each from the next member, until it is told to stop."""
+    """Streams one reply after the other, each from the next member, until `done` is set."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
@@ -98,9 +101,9 @@ class Agent:
 async def check(
     admin: GatewayClient, agents: list[Agent], versions: dict[int, Path], *, unsure: bool = False
 ) -> int:
-    """Nothing is lost, doubled or mislabelled; answers how often a turn went on under another version.
+    """Check that nothing is lost, doubled or mislabeled; return how often a turn continued under another version.
 
-    `unsure`: a run may have been cut after its weights had changed, so that no engine said which of its tokens came before.
+    `unsure`: a run may have been cut after its weights had changed, so that no engine reported which of its tokens came before.
     """
     crossed = 0
     for agent in agents:
@@ -116,6 +119,7 @@ async def check(
     return crossed
 
 
+@pytest.mark.parametrize("cluster", ["keep", pytest.param("abort", marks=pytest.mark.long)], indirect=True)
 async def test_streams_of_every_process_cross_updates_under_their_true_versions(
     cluster: Cluster, versions: dict[int, Path]
 ) -> None:
@@ -138,6 +142,7 @@ async def test_streams_of_every_process_cross_updates_under_their_true_versions(
     assert [engine.label for engine in cluster.engines] == ["3", "3"]
 
 
+@MODES
 async def test_another_process_takes_over_in_the_middle_of_an_update(
     cluster: Cluster, versions: dict[int, Path]
 ) -> None:
@@ -174,10 +179,11 @@ async def test_another_process_takes_over_in_the_middle_of_an_update(
     assert not any(member.lost for member in cluster.members)
 
 
+@MODES
 async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_have_ended(
     cluster: Cluster, versions: dict[int, Path]
 ) -> None:
-    """Otherwise it would change weights under calls of processes that it cannot tell any more. It ends slowly here,
+    """Otherwise it would change weights under calls of processes that it can no longer notify. It ends slowly here,
     while one engine has loaded, and another one loads."""
     first, done = cluster.coordinator, asyncio.Event()
     hub, membership = first.services.hub, first.services.membership
@@ -210,13 +216,13 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     stopping = asyncio.create_task(cluster.stop(first), name="stopping")
     await until(lambda: hub._leaving, "its links have ended")
     loading.set_faults({"hold_load": False})
-    await result_of(crossing.wait(), "the hub was asked to tell of the crossing", LIMIT_S)
+    await result_of(crossing.wait(), "the hub was requested to report the swap", LIMIT_S)
     async with httpx.AsyncClient(timeout=LIMIT_S) as http:
         for _ in range(20):  # more than what it still wants of the engine would take
             await http.get(f"{first.services.models.local['demo'].pool.slots['demo-0'].url}/is_paused")
     ending.set()
     await stopping
-    assert loading.paused, "it was told nothing any more"
+    assert loading.paused, "it got no further command"
     asserted.set()
     release(cluster)
     await until(
@@ -243,14 +249,14 @@ def wait_for(event: asyncio.Event, election: Any) -> None:
     election._claim = later
 
 
-async def test_an_engine_that_was_started_anew_behind_the_gateways_backs_samples_nothing_under_a_wrong_version(
+async def test_an_engine_that_was_restarted_from_outside_samples_nothing_under_a_wrong_version(
     postgres: PostgresServer, tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     """Its connections are new, and it does not have the label that it was given: that is found out before a token is taken."""
     store = postgres.url(postgres.new_database())
     routing = {
         "rule": "cached"
-    }  # with `gain` all may stay in the engine that has their prefixes, and nothing is asked of the other
+    }  # with `gain` all may stay in the engine that has their prefixes, and the other gets no request
     async with (
         run_cluster(store, tiny_model, tmp_path, engines=2, routing=routing) as cluster,
         cluster.admin() as admin,

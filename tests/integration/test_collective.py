@@ -38,7 +38,7 @@ class World:
     base: Path
 
     def write(self, version: int) -> Path:
-        """Writes a version, for the gateway and for the server."""
+        """Write a version, for the gateway and for the server."""
         before = self.trainer / f"v{version - 1:06d}" if version > 1 else self.base
         folder = fake_weights(self.trainer / f"v{version:06d}", f"weights {version}")
         write_manifest_of_pieces(folder, version, version - 1, probe_of(folder, before))
@@ -82,12 +82,7 @@ async def world(model: Path, work: Path, *, owned: bool = False) -> AsyncIterato
         values = settings_for(
             model,
             work,
-            engine={
-                **places,
-                "transport": "collective",
-                "max_restarts": 100,
-                "start_s": 120,
-            },
+            engine={**places, "transport": "collective", "max_restarts": 100, "start_s": 120},
             update={"order": "rolling"},
             weights={"sources": [sender.url], "transfer_s": 300},
         )
@@ -95,7 +90,7 @@ async def world(model: Path, work: Path, *, owned: bool = False) -> AsyncIterato
         yield World(gateway, work / "trainer", work / "sent", sender, engines, model)
 
 
-async def test_engines_run_what_they_were_sent_and_every_token_says_so(
+async def test_engines_run_what_they_were_sent_and_every_token_has_its_version(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """Two versions; a byte of the second is flipped on the way at first, which never reaches the weights."""
@@ -124,7 +119,11 @@ async def test_engines_run_what_they_were_sent_and_every_token_says_so(
         await check_everything(w.gateway, written, list(await asyncio.gather(*agents)))
 
 
-@pytest.mark.parametrize("fault", [{"hold_receive": 0}, {"hold_load": True}], ids=["receives", "takes"])
+@pytest.mark.parametrize(
+    "fault",
+    [{"hold_load": True}, pytest.param({"hold_receive": 0}, marks=pytest.mark.long)],
+    ids=["loads", "receives"],
+)
 async def test_an_engine_that_is_killed_in_a_transfer_takes_no_other_along(
     tiny_model: Path, tmp_path: Path, fault: dict[str, Any]
 ) -> None:
@@ -158,13 +157,13 @@ async def test_an_engine_elsewhere_that_missed_a_version_is_sent_it_alone(
         assert (await w.gateway.admin.publish(1, str(written), wait_s=600))["state"] == "live"
         w.engines["demo-1"].kill()
         await until(lambda: w.slot("demo-1").state != "open", "the gateway notices")
-        await w.faults("demo-0", hold_receive=0)  # whoever sent to it now would wait
+        await w.faults("demo-0", hold_receive=0)  # a sender to it would wait now
         await w.engines["demo-1"].start()
         await w.runs("demo-1", 1)
         assert (await w.state("demo-1"))["received_frames"] > 0
 
 
-async def test_a_sender_that_is_killed_in_a_transfer_is_named_and_the_next_one_is_asked(
+async def test_a_sender_that_is_killed_in_a_transfer_is_named_and_the_next_one_is_used(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async with world(tiny_model, tmp_path) as w:

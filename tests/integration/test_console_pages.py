@@ -1,4 +1,4 @@
-"""The console in a real browser: every view of a recorded run, what a live one tells, the keyboard, and what axe-core says."""
+"""The console in a real browser: every view of a recorded run, what a live one shows, the keyboard, axe-core's findings."""
 
 from __future__ import annotations
 

@@ -84,11 +84,11 @@ async def test_a_recording_ends_at_its_size_and_the_gateway_does_not(
 
 
 def batch(**values: int) -> dict[str, int]:
-    """A batch that was told: the first one, which nobody has leased."""
+    """Return a reported batch: by default the first one, without a lease."""
     return {"buffer": 0, "leased": -1, "trained": -1, **values}
 
 
 def batches_of(run: Run) -> list[dict[str, int]]:
-    """The batches that were told."""
-    told = [e.value for e in run.entries if isinstance(e, Event) and e.action == "lending.filling"]
-    return [{name: value[name] for name in ("buffer", "groups", "leased", "trained")} for value in told]
+    """Return the reported batches."""
+    reported = [e.value for e in run.entries if isinstance(e, Event) and e.action == "lending.filling"]
+    return [{name: value[name] for name in ("buffer", "groups", "leased", "trained")} for value in reported]

@@ -14,7 +14,7 @@ from headgate.types import EpisodeSampling
 from tests.harness.agents import client_of
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import check_sampled_by_the_fake, nodes_of, path_to
-from tests.harness.scripted import TOOL_CALL, TOOLS, USER, scripted_gateway
+from tests.harness.scripted import USER
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,7 +45,7 @@ async def ask(client: Any, messages: list[Any], **kwargs: Any) -> str:
     return answer.choices[0].message.content
 
 
-def said(content: str) -> dict[str, str]:
+def assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
 
 
@@ -69,7 +69,7 @@ async def test_a_conversation_that_goes_on_extends_the_recorded_tokens(
                 reply = "".join([c.choices[0].delta.content or "" async for c in chunks])
             else:
                 reply = await ask(client, messages)
-            messages += [said(reply), {"role": "user", "content": f"and then? {turn}"}]
+            messages += [assistant(reply), {"role": "user", "content": f"and then? {turn}"}]
     nodes = await nodes_of(gateway, episode)
     assert [node["sampled"] for node in nodes] == [False, True] * 3
     assert [node["parent"] for node in nodes] == [-1, 0, 1, 2, 3, 4]
@@ -81,35 +81,6 @@ async def test_a_conversation_that_goes_on_extends_the_recorded_tokens(
         assert path_to(nodes, nodes[after])[: len(recorded)] == recorded
     assert [call["prompt_tokens"] for call in calls] == [len(path_to(nodes, nodes[i])) for i in (1, 3, 5)]
     await check_all(gateway, nodes)
-
-
-async def test_an_edited_history_branches_at_the_token_where_it_differs(gateway: RunningGateway) -> None:
-    async with client_of(gateway, mode="eval") as (client, episode):
-        reply = await ask(client, [USER])
-        more = {"role": "user", "content": "more"}
-        await ask(client, [USER, said(reply), more])
-        edited = [USER, said("something else"), more]
-        await ask(client, edited)
-    nodes = await nodes_of(gateway, episode)
-    branch, turn = nodes[4:]
-    rendered = gateway.model.renderer.render(edited, [])
-    assert path_to(nodes, turn) == rendered, "what is given to the engine is the new rendering, whole"
-    recorded = [path_to(nodes, nodes[i]) + nodes[i]["ids"] for i in (1, 3)]
-    shared = max(common(rendered, known) for known in recorded)
-    assert len(rendered) - len(branch["ids"]) == shared, "the branch holds what differs and nothing else"
-    await check_all(gateway, nodes)
-
-
-async def test_the_same_prompt_again_is_stored_once(gateway: RunningGateway) -> None:
-    async with client_of(gateway, mode="eval") as (client, episode):
-        for seed in range(3):
-            await ask(client, [USER], seed=seed)
-    nodes = await nodes_of(gateway, episode)
-    assert [(node["parent"], node["sampled"]) for node in nodes] == [(-1, False), *[(0, True)] * 3]
-    for seed, node in enumerate(nodes[1:]):
-        weights = {0: gateway.settings.model.path.resolve()}
-        check_sampled_by_the_fake(nodes, node, weights, seed)
-    assert len({tuple(node["ids"]) for node in nodes[1:]}) == 3
 
 
 async def test_parallel_calls_of_one_episode_are_branches_of_one_tree(gateway: RunningGateway) -> None:
@@ -126,47 +97,18 @@ async def test_parallel_calls_of_one_episode_are_branches_of_one_tree(gateway: R
     await check_all(gateway, nodes)
 
 
-def common(left: list[int], right: list[int]) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
-    )
-
-
-async def test_an_agent_with_tools_extends_its_tokens_although_the_model_thinks(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    """Within a tool cycle the template keeps the thinking that the client does not send back."""
-    async with (
-        scripted_gateway(tiny_model, tmp_path) as (gateway, engine),
-        client_of(gateway, mode="eval") as (client, episode),
-    ):
-        engine.replies += [f"<think>\nhmm\n</think>\n\n{TOOL_CALL}", "three"]
-        request: dict[str, Any] = {"model": "m", "tools": TOOLS}
-        first = await client.chat.completions.create(messages=[USER], **request)
-        (call,) = first.choices[0].message.tool_calls
-        result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
-        messages: list[Any] = [USER, first.choices[0].message, result]
-        second = await client.chat.completions.create(messages=messages, **request)
-        assert second.choices[0].message.content == "three"
-        nodes = await nodes_of(gateway, episode)
-        assert [node["parent"] for node in nodes] == [-1, 0, 1, 2]
-        asked = [r["token_ids"] for r in engine.requests]
-        assert asked[1][: len(asked[0]) + len(nodes[1]["ids"])] == asked[0] + nodes[1]["ids"]
-        assert path_to(nodes, nodes[3]) == asked[1]
-
-
-async def test_training_episodes_use_the_configured_sampling_and_eval_episodes_what_was_asked(
+async def test_training_episodes_use_the_configured_sampling_and_eval_episodes_what_was_requested(
     gateway: RunningGateway,
 ) -> None:
-    asked = {"temperature": 0.0, "top_p": 0.5, "seed": 3}
+    requested = {"temperature": 0.0, "top_p": 0.5, "seed": 3}
     for mode, used in (
         ("train", {"temperature": 0.8, "top_p": 1.0, "seed": None}),
         ("eval", {"temperature": 0.0, "top_p": 1.0, "seed": 3}),
     ):
         async with client_of(gateway, mode=mode) as (client, episode):
-            await ask(client, [USER], **asked)
+            await ask(client, [USER], **requested)
             (call,) = (await gateway.admin.episode(episode))["calls"]
-            assert {name: call["asked"][name] for name in asked} == asked
+            assert {name: call["requested"][name] for name in requested} == requested
             assert {name: call["used"][name] for name in used} == used
             (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
             assert turn["temperature"] == pytest.approx(used["temperature"])
@@ -178,24 +120,22 @@ async def test_what_the_engine_makes_of_a_temperature_and_a_seed_is_sent_and_rec
     gateway: RunningGateway,
 ) -> None:
     """vLLM samples temperatures below 0.01 at 0.01, and seed -1 is none to it."""
-    asked = {"temperature": 1e-50, "seed": -1}
+    requested = {"temperature": 1e-50, "seed": -1}
     used = {"temperature": 0.01, "seed": None}
     async with client_of(gateway, mode="eval") as (client, episode):
-        await ask(client, [USER], **asked)
+        await ask(client, [USER], **requested)
         (call,) = (await gateway.admin.episode(episode))["calls"]
-        assert {name: call["asked"][name] for name in asked} == asked
+        assert {name: call["requested"][name] for name in requested} == requested
         assert {name: call["used"][name] for name in used} == used
         (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
         assert turn["temperature"] == pytest.approx(0.01)
         assert set(turn["flags"]) == {""}
 
 
-async def test_an_eval_episode_may_say_how_its_calls_are_sampled_in_place_of_its_agent(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_an_eval_episode_may_set_the_sampling_of_its_calls(tiny_model: Path, tmp_path: Path) -> None:
     """So greedy evaluation needs no other agent. A gateway that was started again goes on like that."""
     values = settings_for(tiny_model, tmp_path)
-    asked = {"temperature": 0.7, "top_p": 0.5, "seed": 3}
+    requested = {"temperature": 0.7, "top_p": 0.5, "seed": 3}
     given = {
         "greedy": EpisodeSampling(temperature=0.0),
         "drawn": EpisodeSampling(temperature=0.5, top_p=1.0, seed="ignore"),
@@ -208,25 +148,25 @@ async def test_an_eval_episode_may_say_how_its_calls_are_sampled_in_place_of_its
     async with run_gateway(values) as gateway:
         for name, sampling in given.items():
             opened[name] = await gateway.open(name, mode="eval", sampling=sampling)
-            assert (await gateway.chat(opened[name][1], max_tokens=4, **asked)).status_code == 200
+            assert (await gateway.chat(opened[name][1], max_tokens=4, **requested)).status_code == 200
     async with run_gateway(values) as gateway:
         for name, (episode, headers) in opened.items():
-            assert (await gateway.chat(headers, max_tokens=4, **asked)).status_code == 200
+            assert (await gateway.chat(headers, max_tokens=4, **requested)).status_code == 200
             calls = (await gateway.admin.episode(episode))["calls"]
             assert len(calls) == 2
             for call in calls:
-                assert {key: call["asked"][key] for key in asked} == asked
-                assert {key: call["used"][key] for key in asked} == used[name]
+                assert {key: call["requested"][key] for key in requested} == requested
+                assert {key: call["used"][key] for key in requested} == used[name]
         with pytest.raises(GatewayRefused, match=r'mode = "eval"; \[sampling\]') as error:
             await gateway.admin.open_episode("t", sampling=given["greedy"])
         assert (error.value.status, error.value.code) == (400, "invalid_value")
 
 
-async def test_what_was_not_asked_for_is_not_stored_as_asked(gateway: RunningGateway) -> None:
+async def test_only_requested_parameters_are_stored_as_requested(gateway: RunningGateway) -> None:
     async with client_of(gateway, mode="eval") as (client, episode):
         await ask(client, [USER])
     (call,) = (await gateway.admin.episode(episode))["calls"]
-    assert call["asked"] == {"model": "m", "max_tokens": 12}
+    assert call["requested"] == {"model": "m", "max_tokens": 12}
     assert call["used"] == {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -244,7 +184,7 @@ async def test_training_bounds_the_tokens_of_a_reply(gateway: RunningGateway, mo
         )
     (call,) = (await gateway.admin.episode(episode))["calls"]
     assert answer.choices[0].finish_reason == "length"
-    assert (call["asked"]["max_tokens"], call["used"]["max_tokens"]) == (90, used)
+    assert (call["requested"]["max_tokens"], call["used"]["max_tokens"]) == (90, used)
     assert call["completion_tokens"] == call["used"]["min_tokens"] == used
     (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
     assert set(turn["flags"]) == {"CONSTRAINED"}, "the end of the reply was forbidden"

@@ -137,7 +137,7 @@ async def test_a_request_that_the_restart_overtakes_is_refused(
     assert not (await gateway.admin.episode(episode))["calls"]
 
 
-async def test_an_agent_ends_when_somebody_closes_its_episode(gateway: RunningGateway) -> None:
+async def test_an_agent_ends_when_its_episode_is_closed(gateway: RunningGateway) -> None:
     """The driver hears of it from the gateway's events."""
     running = asyncio.Event()
 

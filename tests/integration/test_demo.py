@@ -1,6 +1,6 @@
 """The demos by their own commands and files, for their three seeds, on an engine that needs neither vLLM nor its start.
 
-The rewards are of held-out questions by reasoning-gym's scorer, before and after: nothing that is trained has a say in them.
+The rewards are of held-out questions by reasoning-gym's scorer, before and after: nothing that is trained computes them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def run(demo: Elsewhere, work: Path) -> dict[str, Any]:
     port = free_port()
     demo.engine_url = f"http://127.0.0.1:{port}"
     warm_start(Recipe.load(demo.job.folder / "warmstart.toml"), work / "model")
-    torch.set_num_threads(1)  # after the warm start, which takes what its recipe says
+    torch.set_num_threads(1)  # after the warm start, which uses the threads of its recipe
     async with serve(create_fake_app(ModelEngine(str(work / "model"))), port):
         return await demo.run()
 

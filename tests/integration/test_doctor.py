@@ -1,4 +1,4 @@
-"""`gateway doctor` finds what is wrong with what a configuration names, and says so before a gateway starts on it."""
+"""`gateway doctor` finds what is wrong with what a configuration names, and reports it before a gateway starts with it."""
 
 from __future__ import annotations
 
@@ -79,20 +79,20 @@ async def test_what_is_wrong_is_named(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "said"),
+    ("theirs", "reason"),
     [(103.0, ""), (98.0, "-2.0 s from this machine's"), (107.5, "+2.5 s from this machine's")],
 )
 async def test_only_a_clock_that_is_ahead_or_behind_however_slow_the_answer_is_reported(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: float, said: str
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: float, reason: str
 ) -> None:
-    """This machine's clock shows 100 when the database is asked, and 105 when it has answered."""
+    """This machine's clock shows 100 when the database is queried, and 105 when it has answered."""
     settings = Settings.parse(settings_for(tiny_model, tmp_path))
     make_tables(settings.store.url)
     times = iter([100.0, *[105.0] * 9])
     monkeypatch.setattr(machine, "time", SimpleNamespace(time=lambda: next(times)))
     monkeypatch.setattr(machine.clock, "now", lambda _connection: theirs)
     _, *warnings = await machine.examine_database(settings)
-    assert [said in one.what for one in warnings] == ([True] if said else [])
+    assert [reason in one.what for one in warnings] == ([True] if reason else [])
 
 
 class Scorer:
@@ -126,7 +126,7 @@ async def test_a_vllm_whose_log_probabilities_ignore_the_temperature_is_found(
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "reason"),
     [
         (["--logprobs-mode", "raw_logprobs"], "is not processed_logprobs"),
         (["--generation-config=auto"], "is not vllm"),
@@ -134,9 +134,9 @@ async def test_a_vllm_whose_log_probabilities_ignore_the_temperature_is_found(
         (["--logprobs-mode", "processed_logprobs", "--enforce-eager"], ""),
     ],
 )
-def test_arguments_that_undo_what_the_gateway_needs_of_vllm_are_found(args: list[str], said: str) -> None:
+def test_arguments_that_undo_what_the_gateway_needs_of_vllm_are_found(args: list[str], reason: str) -> None:
     found = examine_arguments(EngineSettings(args=tuple(args)))
-    assert [(one.level, said in one.what) for one in found] == ([("problem", True)] if said else [])
+    assert [(one.level, reason in one.what) for one in found] == ([("problem", True)] if reason else [])
 
 
 async def test_an_engine_with_a_shorter_context_than_the_gateway_counts_on_is_found(
@@ -158,7 +158,7 @@ async def test_an_engine_with_a_shorter_context_than_the_gateway_counts_on_is_fo
 
 
 @pytest.mark.parametrize(
-    ("saved", "family", "level", "said"),
+    ("saved", "family", "level", "reason"),
     [
         ("deepseek r1", "deepseek-v3", "warning", "otherwise than the checkpoint's own chat template"),
         ("llama3", "qwen3", "problem", "cannot be"),
@@ -166,10 +166,10 @@ async def test_an_engine_with_a_shorter_context_than_the_gateway_counts_on_is_fo
     ],
 )
 async def test_a_family_that_is_not_the_models_is_found(
-    tmp_path: Path, saved: str, family: str, level: str, said: str
+    tmp_path: Path, saved: str, family: str, level: str, reason: str
 ) -> None:
     save(named(saved), tmp_path / "model")
     values = settings_for(tmp_path / "model", tmp_path, models={"demo": {"family": family}})
     values["models"]["demo"]["path"] = str(tmp_path / "model")
     _, found = await findings(values, tmp_path)
-    assert (level, True) in [(one, said in what) for one, what in found["checkpoints and templates"]]
+    assert (level, True) in [(one, reason in what) for one, what in found["checkpoints and templates"]]

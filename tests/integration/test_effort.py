@@ -67,8 +67,8 @@ async def test_what_becomes_of_it(scripted: Scripted, path: str, body: dict[str,
     prompt = gateway.model.renderer.decode(engine.requests[-1]["token_ids"])
     assert prompt.endswith(NOT_THINKING) is not thinks
     (call,) = (await gateway.admin.episode(episode))["calls"]
-    said = {name: value for name, value in body.items() if name not in ("messages", "input")}
-    assert said.items() <= call["asked"].items(), "what was asked"
+    parameters = {name: value for name, value in body.items() if name not in ("messages", "input")}
+    assert parameters.items() <= call["requested"].items(), "what was requested"
     assert call["used"].get("switches") == (None if thinks else {"enable_thinking": False}), "what was used"
 
 
@@ -126,6 +126,6 @@ async def test_a_prompt_is_the_templates_own_after_a_change(
             scripted, "low", "low", "high", "max", forget_before=forget_before
         )
     assert second.startswith(first)
-    for said, effort, replies in ((first, "low", 1), (third, "high", 3), (fourth, "medium", 4)):
-        assert said.startswith(f"<|im_start|>system\nReasoning: {effort}<|im_end|>")
-        assert [f"reply {i}" in said for i in range(4)] == [i < replies for i in range(4)]
+    for text, effort, replies in ((first, "low", 1), (third, "high", 3), (fourth, "medium", 4)):
+        assert text.startswith(f"<|im_start|>system\nReasoning: {effort}<|im_end|>")
+        assert [f"reply {i}" in text for i in range(4)] == [i < replies for i in range(4)]

@@ -23,7 +23,7 @@ SEED = 7
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])
-async def test_two_engines_come_to_each_version_and_every_token_is_of_its_own(
+async def test_two_engines_load_each_version_and_every_token_is_of_its_own(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], mode: str
 ) -> None:
     values = two_engines(tiny_model, tmp_path, update={"mode": mode, "order": "rolling"})
@@ -37,8 +37,10 @@ async def test_two_engines_come_to_each_version_and_every_token_is_of_its_own(
             record = await gateway.admin.publish(version, str(versions[version]), wait_s=600)
             assert record["state"] == "live"
             assert {report["engine"] for report in record["report"]} == {"demo-0", "demo-1"}
-            wanted = {"freeze"} if mode == "keep" else {"abort", "settle"}
-            assert all(wanted <= report["seconds"].keys() for report in record["report"])
+            steps = {"freeze"} if mode == "keep" else {"abort", "settle", "load", "resume", "probe", "label"}
+            for report in record["report"]:
+                assert (report["failure"], report["probe"]["verdict"]) == ("", "passed")
+                assert steps <= report["seconds"].keys()
             assert [slot.version for slot in slots(gateway)] == [version, version]
             assert sum(report["streams"] for report in record["report"]) >= 12, "more if some moved between"
         done.set()
@@ -46,6 +48,9 @@ async def test_two_engines_come_to_each_version_and_every_token_is_of_its_own(
         results = await finished(agents, done)
         assert [counts for _, counts in results] == [[60]] * 12
         assert await check_everything(gateway, versions, results, endless=True) == 36, "each in each update"
+        status = await gateway.admin.status()
+        assert (status["version"], status["updates"]) == (3, 3)
+        assert status["streams_across_updates"] >= 36
         states = [await gateway.fake("state", slot) for slot in slots(gateway)]
         assert [state["stale_hits"] for state in states] == [0, 0]
 
@@ -64,7 +69,7 @@ async def test_rolling_leaves_an_engine_open(
 
 
 async def watch_open(gateway: RunningGateway, seen: list[int]) -> None:
-    """Counts the open engines whenever that may have changed."""
+    """Count the open engines whenever that may have changed."""
     while True:
         seen.append(sum(slot.state == "open" for slot in slots(gateway)))
         await turns(1)
@@ -183,7 +188,7 @@ async def test_wrong_engines_are_refused_by_name(tiny_model: Path, tmp_path: Pat
             ({"name": "demo-0", "url": "http://127.0.0.1:1"}, 409, "engine_exists"),
             ({}, 400, "url_needed"),
             ({"url": "ftp://x"}, 400, "invalid_value"),
-            ({"model": "nobody", "url": "http://127.0.0.1:1"}, 404, "model_not_found"),
+            ({"model": "unknown", "url": "http://127.0.0.1:1"}, 404, "model_not_found"),
             ({"nam": "x"}, 400, "unknown_parameter"),
         ]
         for body, status, code in posts:
@@ -207,7 +212,7 @@ async def call_of(gateway: RunningGateway, episode: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_can_be_moved_and_says_the_same(tiny_model: Path, tmp_path: Path, stream: bool) -> None:
+async def test_a_moved_call_samples_the_same(tiny_model: Path, tmp_path: Path, stream: bool) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         episode, headers = await gateway.open(mode="eval")
         await hold_after(gateway, 3)
@@ -255,7 +260,7 @@ async def test_a_waiting_call_can_be_sent_to_an_engine(tiny_model: Path, tmp_pat
 
 
 def long_question(gateway: RunningGateway, count: int, seed: int | None = None) -> list[dict[str, Any]]:
-    """Messages whose reply, with this seed, has at least so many tokens: the fake engine goes by the length of the prompt."""
+    """Return messages whose reply, with this seed, has at least `count` tokens; the fake engine uses the length of the prompt."""
     model = gateway.settings.model.path
     assert model is not None
     for i in range(1, 1500):
@@ -276,7 +281,7 @@ async def seeded(gateway: RunningGateway, **body: Any) -> tuple[str, asyncio.Tas
 
 
 def sampled_after(prompt: list[int], model: Path, count: int, seed: int | None) -> list[int]:
-    """Returns the tokens that an undisturbed engine samples."""
+    """Return the tokens that an undisturbed engine samples."""
     context, sampled, weights = list(prompt), [], identity(str(model.resolve()))
     for _ in range(count):
         token, _ = next_token(weights, context, seed, STOP_TOKENS)
@@ -310,7 +315,9 @@ async def test_a_seeded_call_stays_in_its_engine_across_an_update(
         assert (stored["pauses"], stored["engine"]) == (0, call["engine"])
 
 
-async def test_a_seeded_call_whose_engine_dies_is_begun_anew(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_seeded_call_whose_engine_dies_is_sampled_again_from_its_start(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         episode, task = await seeded(gateway)
         call = await call_of(gateway, episode)
@@ -357,8 +364,8 @@ async def test_an_episodes_turns_go_where_their_prefix_is_cached(tiny_model: Pat
             messages: list[dict[str, Any]] = [{"role": "user", "content": f"question {i}"}]
             for _ in range(4):
                 answer = await gateway.chat(headers, messages=messages, max_tokens=8)
-                said = answer.json()["choices"][0]["message"]["content"]
-                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+                reply = answer.json()["choices"][0]["message"]["content"]
+                messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "go on"}]
             calls = (await gateway.admin.episode(episode))["calls"]
             used.append({call["engine"] for call in calls})
         assert all(len(engines) == 1 for engines in used)

@@ -24,7 +24,7 @@ from tests.harness.waiting import turns
 TASK = Task("t", {"question": "hi"})
 
 
-async def test_its_calls_earn_what_it_says_and_its_failures_have_reasons(gateway: RunningGateway) -> None:
+async def test_its_calls_earn_its_rewards_and_its_failures_have_reasons(gateway: RunningGateway) -> None:
     agent = EnvironmentAgent("fake:a", {"fails": 3})
     try:
         tasks = await agent.tasks("train", 3)
@@ -83,7 +83,7 @@ def agent_processes() -> list[int]:
     """The processes that an environment lives in, by what they were started with."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it ends meanwhile
+        with suppress(OSError):  # it ended during the scan
             argv = path.read_bytes().split(b"\0")
             if b"fake:a" in argv and os.getpid() == parent_of(path.parent):
                 found.append(int(path.parent.name))
@@ -95,17 +95,19 @@ def parent_of(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "said"),
+    ("name", "args", "reason"),
     [
         ("fake:a", {"nothing": 1}, "unexpected keyword argument 'nothing'"),
         ("inspect:nowhere", {}, "No module named 'inspect_ai'"),
         ("fake:a", {"size": 0}, "has no task of the split 'train'"),
     ],
 )
-async def test_what_cannot_be_loaded_says_why(name: str, args: dict[str, int], said: str) -> None:
+async def test_a_failed_load_of_an_environment_has_the_reason(
+    name: str, args: dict[str, int], reason: str
+) -> None:
     agent = EnvironmentAgent(name, args)
     try:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=reason):
             await agent.tasks("train")
     finally:
         await agent.close()
@@ -127,16 +129,16 @@ class Cancels:
 
 
 @pytest.mark.parametrize(("leaks", "reasons"), [(True, ["environment_failed"]), (False, [])])
-async def test_a_cancellation_that_nobody_asked_for_is_a_failure_with_an_answer(
+async def test_an_unrequested_cancellation_is_a_failure_with_an_answer(
     leaks: bool, reasons: list[str]
 ) -> None:
     """Without an answer the driver would wait for the episode's time limit."""
     answers = io.BytesIO()
     worker = _Worker("cancels", cast(Any, Cancels()), answers)
-    worker._take({"id": 1, "play": {"leaks": leaks}, "base_url": "", "api_key": ""})
+    worker._accept({"id": 1, "play": {"leaks": leaks}, "base_url": "", "api_key": ""})
     (playing,) = worker._playing.values()
     await turns(1)
     if not leaks:
-        worker._take({"id": 1, "cancel": True})
+        worker._accept({"id": 1, "cancel": True})
     await asyncio.wait({playing})
     assert [json.loads(line)["reason"] for line in answers.getvalue().splitlines()] == reasons

@@ -103,7 +103,7 @@ async def test_an_idle_episode_frees_its_slot_and_one_that_is_calling_does_not(
         call = asyncio.create_task(gateway.chat(busy_headers), name="busy")
         await arrived(gateway, 1)
         for live in gateway.services.episodes._live.values():
-            live.seen_at -= 2 * HOUR_S
+            live.last_used_at -= 2 * HOUR_S
         late = await gateway.admin.open_episode("late", wait_s=60)
         assert late.episode_id
         row = await gateway.admin.episode(idle)
@@ -153,7 +153,7 @@ async def test_a_group_whose_last_members_never_come_is_closed(tiny_model: Path,
         assert got.complete
 
 
-async def test_an_abandoned_episode_says_why(gateway: RunningGateway) -> None:
+async def test_an_abandoned_episode_has_the_reason(gateway: RunningGateway) -> None:
     episode, headers = await gateway.open("task")
     await gateway.admin.abandon(episode, "the agent crashed")
     row = await gateway.admin.episode(episode)
@@ -161,7 +161,7 @@ async def test_an_abandoned_episode_says_why(gateway: RunningGateway) -> None:
     assert (await gateway.chat(headers)).status_code == 409
 
 
-async def test_a_call_that_runs_when_its_episode_ends_is_told_so(gateway: RunningGateway) -> None:
+async def test_a_call_that_runs_when_its_episode_ends_is_refused(gateway: RunningGateway) -> None:
     assert gateway.engine is not None
     await hold_after(gateway, 2)
     episode, headers = await gateway.open("task")
@@ -251,7 +251,7 @@ async def test_an_open_that_is_sent_again_opens_nothing_new(gateway: RunningGate
 
 
 @pytest.mark.parametrize(("mode", "reason", "trainable"), [("train", "rewarded", 3), ("eval", "eval", 0)])
-async def test_a_final_reward_says_what_became_of_it(
+async def test_a_final_reward_returns_its_effect(
     gateway: RunningGateway, mode: EpisodeMode, reason: str, trainable: int
 ) -> None:
     episode, headers = await gateway.open("t", mode=mode)

@@ -1,4 +1,4 @@
-"""The stream of events over a running gateway: what happens is told in order, once, to those who may see it, across restarts."""
+"""The stream of events over a running gateway: every event in order, once, for those who may see it, across restarts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGate
 
 
 async def read(stream: EventStream, last: str) -> list[dict[str, Any]]:
-    """Reads a stream up to an event of this kind."""
+    """Read a stream up to an event of this kind."""
     seen: list[dict[str, Any]] = []
-    async with within(f"{last} is told"):
+    async with within(f"{last} is sent"):
         async for event in stream:
             seen.append(event)
             if event["kind"] == last:
@@ -44,9 +44,9 @@ async def read(stream: EventStream, last: str) -> list[dict[str, Any]]:
     raise AssertionError(f"the stream ended before {last}: {seen}")
 
 
-async def told(client: GatewayClient, **asked: Any) -> list[dict[str, Any]]:
-    """All that is stored."""
-    return [event async for event in client.events(**{"after": 0, "wait_s": 0, **asked})]
+async def stored(client: GatewayClient, **query: Any) -> list[dict[str, Any]]:
+    """Return all stored events."""
+    return [event async for event in client.events(**{"after": 0, "wait_s": 0, **query})]
 
 
 async def train_once(gateway: RunningGateway, group: str = "g") -> str:
@@ -65,11 +65,11 @@ def of(events: Sequence[dict[str, Any]], *subjects: str) -> list[str]:
     return [event["kind"] for event in events if event["kind"].split(".")[0] in subjects]
 
 
-async def test_an_episodes_way_into_a_step_is_told_in_order_while_it_goes(gateway: RunningGateway) -> None:
+async def test_the_events_of_an_episode_until_its_step_arrive_in_order(gateway: RunningGateway) -> None:
     watching = asyncio.create_task(read(gateway.admin.events(after=0), "trainer.step"))
     await until(lambda: gateway.services.events.watchers == 1, "the stream is open")
     episode = await train_once(gateway)
-    seen = await result_of(watching, "the step is told")
+    seen = await result_of(watching, "the step is sent")
     assert of(seen, "episode", "group", "batch", "trainer") == [
         "episode.opened", "episode.admitted", "episode.closed", "episode.rewarded", "group.occupied", "batch.leased",
         "batch.acked", "group.trained", "trainer.step",
@@ -86,10 +86,10 @@ async def test_an_episodes_way_into_a_step_is_told_in_order_while_it_goes(gatewa
         "version": 1,
         "figures": {"loss": 0.25, "reward_mean": 0.5},
     }
-    assert seen == [event for event in await told(gateway.admin) if event["id"] <= seen[-1]["id"]]
+    assert seen == [event for event in await stored(gateway.admin) if event["id"] <= seen[-1]["id"]]
 
 
-async def test_engines_are_told_as_they_come_fail_and_go(gateway: RunningGateway) -> None:
+async def test_engines_make_events_when_they_open_and_are_removed(gateway: RunningGateway) -> None:
     opened = await read(gateway.admin.events(after=0, kinds=["engine"]), "engine.open")
     assert opened[-1]["data"] == {"engine": "demo-0", "state": "open", "version": 0, "reason": ""}
     await gateway.admin.add_engine("extra", gateway.slot.url, wait_s=LONG_S)
@@ -103,27 +103,27 @@ async def test_engines_are_told_as_they_come_fail_and_go(gateway: RunningGateway
 async def test_a_choice_is_kept(gateway: RunningGateway) -> None:
     one, other = await train_once(gateway, "g1"), await train_once(gateway, "g2")
     kinds = ["episode.closed", "batch"]
-    assert of(await told(gateway.admin, kinds=kinds), "episode", "batch") == [
+    assert of(await stored(gateway.admin, kinds=kinds), "episode", "batch") == [
         "episode.closed", "batch.leased", "batch.acked",
     ] * 2  # fmt: skip
-    assert {event["episode"] for event in await told(gateway.admin, episode=one)} == {one}
-    assert {event.get("episode", other) for event in await told(gateway.admin, group="g2")} == {other}
-    of_model = await told(gateway.admin, model="demo", kinds=["episode"])
-    assert of_model == await told(gateway.admin, kinds=["episode"]) != []
+    assert {event["episode"] for event in await stored(gateway.admin, episode=one)} == {one}
+    assert {event.get("episode", other) for event in await stored(gateway.admin, group="g2")} == {other}
+    of_model = await stored(gateway.admin, model="demo", kinds=["episode"])
+    assert of_model == await stored(gateway.admin, kinds=["episode"]) != []
 
 
 async def test_a_browser_goes_on_after_the_last_id_over_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     values = settings_for(tiny_model, tmp_path, staleness=STALENESS)
     async with run_gateway(values) as gateway:
         await train_once(gateway, "before")
-        before = await told(gateway.admin)
+        before = await stored(gateway.admin)
         middle = before[len(before) // 2]["id"]
     async with run_gateway(values) as gateway:
         await train_once(gateway, "after")
-        everything = await told(gateway.admin)
+        everything = await stored(gateway.admin)
         assert everything[: len(before)] == before
         assert of(everything[len(before) :], "trainer") == ["trainer.step"]
-        # Its last id goes before what its address says
+        # Its last id has precedence over its address
         answer = await gateway.http.get(
             "/admin/v1/events?last=3&wait=0", headers={"Last-Event-ID": str(middle)}
         )
@@ -147,10 +147,10 @@ async def test_a_watcher_is_let_go_when_the_gateway_ends(tiny_model: Path, tmp_p
         await result_of(watching, "the stream ends")
         assert stream.last == (seen[-1]["id"] if seen else 0)
         with pytest.raises(GatewayRefused, match="being stopped"):
-            await told(gateway.admin)
+            await stored(gateway.admin)
 
 
-async def test_projects_are_told_of_their_own_alone(tiny_model: Path, tmp_path: Path) -> None:
+async def test_projects_receive_only_their_own_events(tiny_model: Path, tmp_path: Path) -> None:
     keys = {name: f"the key of the project {name}" for name in ("ann", "bob")}
     projects = {name: {"key": key, "models": [f"{name}s"]} for name, key in keys.items()}
     models: dict[str, dict[str, Any]] = {"anns": {}, "bobs": {}}
@@ -166,32 +166,32 @@ async def test_projects_are_told_of_their_own_alone(tiny_model: Path, tmp_path: 
                 await client.post_step(1, {}, model=model)
             for client, model in ((ann, "anns"), (bob, "bobs")):
                 for chosen in ({}, {"model": model}, {"group": "shared"}, {"kinds": ["trainer"]}):
-                    seen = await told(client, **chosen)
+                    seen = await stored(client, **chosen)
                     assert {event["model"] for event in seen} == {model}, chosen
-            assert {event["model"] for event in await told(gateway.admin)} == {"anns", "bobs"}
-            hidden = [await refused(told(bob, model=name)) for name in ("anns", "never")]
+            assert {event["model"] for event in await stored(gateway.admin)} == {"anns", "bobs"}
+            hidden = [await refused(stored(bob, model=name)) for name in ("anns", "never")]
             assert [(e.status, e.code) for e in hidden] == [(404, "no_model")] * 2
             assert (await refused(bob.post_step(2, {}, model="anns"))).status == 404
-        async with GatewayClient(gateway.url, "another key") as nobody:
-            assert (await refused(told(nobody))).status == 401
+        async with GatewayClient(gateway.url, "another key") as stranger:
+            assert (await refused(stored(stranger))).status == 401
 
 
-async def test_the_command_shows_what_the_stream_tells(gateway: RunningGateway) -> None:
+async def test_the_command_shows_the_events_of_the_stream(gateway: RunningGateway) -> None:
     await train_once(gateway)
-    asked = ["tail", "--gateway", gateway.url, "--no-follow"]
+    command = ["tail", "--gateway", gateway.url, "--no-follow"]
 
     async def shown(*more: str) -> list[str]:
-        result = await asyncio.to_thread(CliRunner().invoke, app, [*asked, *more])
+        result = await asyncio.to_thread(CliRunner().invoke, app, [*command, *more])
         assert result.exit_code == 0, result.output
         return result.stdout.splitlines()
 
-    everything = await told(gateway.admin, kinds=["episode", "trainer"])
-    asked_for = "--kind", "episode", "--kind", "trainer"
-    assert [json.loads(line) for line in await shown("--after", "0", "--json", *asked_for)] == everything
+    everything = await stored(gateway.admin, kinds=["episode", "trainer"])
+    kinds = "--kind", "episode", "--kind", "trainer"
+    assert [json.loads(line) for line in await shown("--after", "0", "--json", *kinds)] == everything
     (last,) = await shown("--last", "1", "--kind", "trainer")
     assert "trainer.step" in last and "step=1" in last and "\x1b" not in last
     assert len(await shown("--last", "100", "--kind", "batch", "--kind", "episode.closed")) == 3
-    refused = await asyncio.to_thread(CliRunner().invoke, app, [*asked, "--kind", "No"])
+    refused = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--kind", "No"])
     assert refused.exit_code == 2 and "--kind" in refused.stderr
 
 
@@ -201,9 +201,8 @@ async def refused(work: Any) -> GatewayRefused:
     return error.value
 
 
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
+async def test_wrong_queries_of_the_stream_are_refused_by_name(gateway: RunningGateway) -> None:
+    for query, param in (
         ("after=-1", "after"),
         ("after=x", "after"),
         ("after=1&last=1", "last"),
@@ -214,25 +213,18 @@ async def refused(work: Any) -> GatewayRefused:
         ("wait=-1", "wait"),
         ("wait=nan", "wait"),
         ("model=", "model"),
-    ],
-)
-async def test_a_bad_question_is_the_askers_error(gateway: RunningGateway, query: str, param: str) -> None:
-    answer = await gateway.http.get(f"/admin/v1/events?{query}")
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-    assert param in (error["param"] or "")
+    ):
+        answer = await gateway.http.get(f"/admin/v1/events?{query}")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), query
+        assert param in (error["param"] or ""), query
+    for last in ("x", "-1", "1.5", "9" * 30, "²"):
+        answer = await gateway.http.get("/admin/v1/events", headers={"Last-Event-ID": last.encode()})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID"), last
 
 
-@pytest.mark.parametrize("header", ["x", "-1", "1.5", "9" * 30, "²"])
-async def test_a_bad_last_id_is_the_askers_error(gateway: RunningGateway, header: str) -> None:
-    headers = {"Last-Event-ID": header.encode()}
-    answer = await gateway.http.get("/admin/v1/events", headers=headers)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
+async def test_a_wrong_step_is_refused_and_makes_no_event(gateway: RunningGateway) -> None:
+    for body in (
         {},
         {"step": "1"},
         {"step": 1, "figures": {"loss": "low"}},
@@ -241,17 +233,15 @@ async def test_a_bad_last_id_is_the_askers_error(gateway: RunningGateway, header
         {"step": 1, "figures": {str(n): 0 for n in range(1_001)}},
         {"step": -1},
         {"step": 1, "more": 1},
-    ],
-)
-async def test_a_bad_step_is_refused_and_not_told(gateway: RunningGateway, body: dict[str, Any]) -> None:
-    answer = await gateway.http.post("/admin/v1/steps", json=body)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    ):
+        answer = await gateway.http.post("/admin/v1/steps", json=body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), body
     answer = await gateway.http.post("/admin/v1/steps", content='{"step": 1, "figures": {"loss": NaN}}')
     assert answer.status_code == 400
-    assert await told(gateway.admin, kinds=["trainer"]) == []
+    assert await stored(gateway.admin, kinds=["trainer"]) == []
 
 
-async def test_a_killed_gateway_has_told_all_that_it_has_done_and_nothing_else(
+async def test_a_killed_gateway_has_an_event_for_all_that_it_has_done_and_nothing_else(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     port = free_port()
@@ -280,15 +270,15 @@ async def test_a_killed_gateway_has_told_all_that_it_has_done_and_nothing_else(
             await asyncio.gather(*working)
         await process.start()
         async with GatewayClient(process.url) as client:
-            seen = await told(client, kinds=["episode.opened", "episode.closed"])
+            seen = await stored(client, kinds=["episode.opened", "episode.closed"])
         process.kill()
     counted = Counter(f"{event['kind']} {event['episode']}" for event in seen)
     assert set(counted.values()) == {1}
     assert done.keys() <= counted.keys()
     with sqlite3.connect(tmp_path / "gateway.db") as store:
         rows = store.execute("SELECT id, state FROM episodes").fetchall()
-    stored = {f"episode.opened {e}" for e, _ in rows} | {
+    expected = {f"episode.opened {e}" for e, _ in rows} | {
         f"episode.closed {e}" for e, s in rows if s == "closed"
     }
-    assert counted.keys() == stored
+    assert counted.keys() == expected
     assert [event["id"] for event in seen] == sorted(event["id"] for event in seen)

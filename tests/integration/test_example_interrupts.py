@@ -51,7 +51,7 @@ async def test_a_demo_that_is_interrupted_leaves_no_process_and_no_traceback(
         process._process.send_signal(signal.SIGINT)
         assert await result_of(process.wait(), "the demo has ended") == 130
         assert [line for line in map(command_line, children) if line] == []
-        assert "stopping the trainer, the gateway and vLLM" in process.said()
-        assert "Traceback" not in process.said()
+        assert "stopping the trainer, the gateway and vLLM" in process.output()
+        assert "Traceback" not in process.output()
     finally:
         await process.stop()

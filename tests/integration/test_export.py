@@ -11,11 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gateway.training_feed import export as exports
-from headgate.arrow import (
-    FEED_SCHEMA,
-    groups_from_arrow,
-    groups_to_arrow,
-)
+from headgate.arrow import FEED_SCHEMA, groups_from_arrow, groups_to_arrow
 from headgate.types import Group
 from tests.harness.gateway_command import gateway_command
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
@@ -51,7 +47,7 @@ def values(tiny_model: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 async def filled(gateway: RunningGateway, batches: int) -> list[list[Group]]:
-    """Trains some batches of two groups, and leaves one group waiting and one episode open; answers the batches as leased."""
+    """Train some batches of two groups, and leave one group waiting and one episode open; return the batches as leased."""
     leased = []
     for batch in range(batches):
         for group in "ab":
@@ -126,23 +122,23 @@ async def test_pandas_reads_the_file(values: dict[str, Any], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "reason"),
     [
         (["--batches", "3"], "two batch numbers"),
         (["--batches", "a:b"], "two batch numbers"),
         (["--batches", "1:2", "--all"], "--all exports every batch"),
         (["--format", "csv"], "the only format is parquet"),
-        (["--model", "nobody"], "no trained model 'nobody'"),
+        (["--model", "none"], "no trained model 'none'"),
         ([], "no database at"),
     ],
 )
-async def test_what_cannot_be_exported_is_said(
-    values: dict[str, Any], tmp_path: Path, argv: list[str], said: str
+async def test_an_impossible_export_is_refused_with_the_reason(
+    values: dict[str, Any], tmp_path: Path, argv: list[str], reason: str
 ) -> None:
     config, out = toml(values, tmp_path / "gateway.toml"), tmp_path / "out.parquet"
     result = await gateway_command("export", "--config", config, "--out", out, *argv)
     assert result.exit_code == 2
-    assert said in result.output
+    assert reason in result.output
     assert not out.exists()
     assert not (tmp_path / "gateway.db").exists()
 

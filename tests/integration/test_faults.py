@@ -199,7 +199,7 @@ async def test_a_client_that_does_not_read_holds_nothing_up(tiny_model: Path, tm
             client.connect(("127.0.0.1", gateway.settings.server.port))
             head = f"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: {headers['Authorization']}\r\n"
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            await until(lambda: gateway.engine.sampled >= length, "the engine has said everything")
+            await until(lambda: gateway.engine.sampled >= length, "the engine has sampled everything")
             await until(lambda: gateway.slot.streams == 0, "and is free")
             new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
             assert (await gateway.admin.publish(1, str(new), wait_s=60))["state"] == "live"

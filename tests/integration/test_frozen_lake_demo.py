@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from itertools import islice
 from pathlib import Path
@@ -42,9 +41,9 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     rows, rng = Rows(tokenizer), random.Random(3)
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        for task in islice(tasks.tasks("train", 1), 6):
+        for task in islice(tasks.tasks("train", 1), 2):
             example = teacher.conversation(task["map"], rng)
-            ids, said = rows.row(example)
+            ids, learned = rows.row(example)
 
             spoke = [
                 sampled_text(m).removesuffix("<|im_end|>")
@@ -62,7 +61,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
             for turn in turns:
                 start = len(path_to(nodes, turn))
                 sampled[start : start + len(turn["ids"])] = [True] * len(turn["ids"])
-            assert sampled == said
+            assert sampled == learned
             # A step is the call's two marks, what is between them, and the end: the demo's figures rest on it.
             assert {len(turn["ids"]) for turn in turns} == {4}
 
@@ -92,13 +91,13 @@ async def test_a_walk_without_an_engine_has_the_tokens_that_the_gateway_records(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    says = [tokenizer.encode(call(way) + END, add_special_tokens=False).ids for way in ACROSS]
+    turns = [tokenizer.encode(call(way) + END, add_special_tokens=False).ids for way in ACROSS]
 
-    said = iter([token for turn in says for token in turn])
+    tokens = iter([token for turn in turns for token in turn])
 
     def certain(*_: Any) -> torch.Tensor:
         logits = torch.full((1, tokenizer.get_vocab_size()), -torch.inf)
-        logits[0, next(said)] = 0.0
+        logits[0, next(tokens)] = 0.0
         return logits
 
     monkeypatch.setattr(Reading, "_read", certain)
@@ -115,33 +114,22 @@ async def test_a_walk_without_an_engine_has_the_tokens_that_the_gateway_records(
     ]
 
 
-@pytest.mark.parametrize(
-    ("replies", "steps"),
-    [
-        ([call("down")], 1),
-        (["I would rather stay."], 0),
-        ([call("right"), "Here I stay."], 1),
-        ([call("left")] * 10, 10),
-        ([call("south"), call("down")], 2),
-        (['<tool_call>\n{"name": "move", "arguments": {}}\n</tool_call>', call("down")], 2),
-        (['<tool_call>\n{"name": "swim", "arguments": []}\n</tool_call>', call("down")], 2),
-        (["<tool_call>\nnothing\n</tool_call>"], 0),
-    ],
-    ids=[
-        "hole",
-        "no call",
-        "stops",
-        "runs out of steps",
-        "no direction",
-        "no argument",
-        "no object",
-        "no JSON",
-    ],
-)
-async def test_what_a_model_does_wrong_costs_the_reward_and_fails_no_episode(
-    model: Path, tmp_path: Path, replies: list[str], steps: int
-) -> None:
-    async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await play(gateway, engine, AGENT, LAKE, replies)
-        assert (outcome.reward, outcome.components) == (0.0, {"steps": float(steps)})
-        assert json.dumps(engine.requests[0]["token_ids"])
+WRONG_REPLIES: dict[str, tuple[list[str], int]] = {
+    "a hole": ([call("down")], 1),
+    "no call": (["I would rather stay."], 0),
+    "a stop": ([call("right"), "Here I stay."], 1),
+    "no steps left": ([call("left")] * 10, 10),
+    "no direction": ([call("south"), call("down")], 2),
+    "no argument": (['<tool_call>\n{"name": "move", "arguments": {}}\n</tool_call>', call("down")], 2),
+    "no object": (['<tool_call>\n{"name": "swim", "arguments": []}\n</tool_call>', call("down")], 2),
+    "no JSON": (["<tool_call>\nnothing\n</tool_call>"], 0),
+}
+"""Replies, and the steps that they make."""
+
+
+async def test_wrong_replies_earn_nothing_and_fail_no_episode(model: Path, tmp_path: Path) -> None:
+    async with scripted_gateway(model, tmp_path, staleness={"batch": 64}) as (gateway, engine):
+        for name, (replies, steps) in WRONG_REPLIES.items():
+            engine.replies.clear()
+            outcome = await play(gateway, engine, AGENT, LAKE, replies)
+            assert (outcome.reward, outcome.components) == (0.0, {"steps": float(steps)}), name

@@ -14,27 +14,10 @@ from typing import Any
 import pytest
 
 from gateway.store import turns
-from headgate.arrow import (
-    groups_to_arrow,
-    read_stream,
-    write_stream,
-)
-from headgate.types import (
-    Episode,
-    Group,
-    ImageSpan,
-    Node,
-)
+from headgate.arrow import groups_to_arrow, read_stream, write_stream
+from headgate.types import Episode, Group, ImageSpan, Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
-from tests.harness.vision_model import (
-    END,
-    PAD,
-    START,
-    data_url,
-    image_part,
-    png,
-    save_without_weights,
-)
+from tests.harness.vision_model import END, PAD, START, data_url, image_part, png, save_without_weights
 
 RED, BLUE = png(56, 84, (255, 0, 0)), png(56, 84, (0, 0, 255))
 TOKENS = 6
@@ -145,11 +128,7 @@ def chat_body(data: bytes) -> dict[str, Any]:
     return {"model": "demo", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
 
 
-BODIES = {
-    "/v1/chat/completions": chat_body,
-    "/v1/responses": responses_body,
-    "/v1/messages": messages_body,
-}
+BODIES = {"/v1/chat/completions": chat_body, "/v1/responses": responses_body, "/v1/messages": messages_body}
 
 
 async def test_every_dialect_makes_the_same_prompt(gateway: RunningGateway) -> None:
@@ -200,29 +179,29 @@ async def test_a_tool_may_answer_with_an_image(gateway: RunningGateway) -> None:
     assert gateway.engine.images == {name_of(BLUE)}
 
 
-@pytest.mark.parametrize(
-    ("url", "code", "said"),
-    [
-        ("https://example.com/a.png", "unsupported_content", "fetches none"),
-        ("data:image/png;base64,AAAA", "invalid_value", "no PNG"),
-        ("data:image/tiff;base64,AAAA", "invalid_value", "image/webp"),
-        (data_url(RED)[:-3] + "#==", "invalid_value", "cannot be read"),
-        (data_url(RED + bytes(5000)), "too_large", "4096 bytes"),
-        (data_url(png(10_000, 28, (0, 0, 0))), "invalid_value", "200 times"),
-    ],
-)
-async def test_what_is_no_image_is_refused_by_name(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, code: str, said: str
+BAD_IMAGES = [
+    ("https://example.com/a.png", "unsupported_content", "fetches none"),
+    ("data:image/png;base64,AAAA", "invalid_value", "no PNG"),
+    ("data:image/tiff;base64,AAAA", "invalid_value", "image/webp"),
+    (data_url(RED)[:-3] + "#==", "invalid_value", "cannot be read"),
+    (data_url(RED + bytes(5000)), "too_large", "4096 bytes"),
+    (data_url(png(10_000, 28, (0, 0, 0))), "invalid_value", "200 times"),
+]
+
+
+async def test_a_wrong_image_is_refused_by_name(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.api.v1.images._MAX_BYTES", 4096)
     async with run_gateway(values_of(model, tmp_path)) as gateway:
         _, headers = await gateway.open("bad")
-        content = [HI, {"type": "image_url", "image_url": {"url": url}}]
-        answer = await gateway.chat(headers, messages=[{"role": "user", "content": content}])
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (400, code), error
-        assert error["param"] == "messages.0.content.1"
-        assert said in error["message"]
+        for url, code, message in BAD_IMAGES:
+            content = [HI, {"type": "image_url", "image_url": {"url": url}}]
+            answer = await gateway.chat(headers, messages=[{"role": "user", "content": content}])
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, code), error
+            assert error["param"] == "messages.0.content.1"
+            assert message in error["message"]
 
 
 async def test_the_bytes_of_an_episodes_images_are_bounded(

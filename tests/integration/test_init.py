@@ -1,16 +1,18 @@
-"""`gateway init`: its files pass the doctor, serve an agent and train a model; what it cannot use it refuses in one sentence."""
+"""`gateway init`: its file passes the doctor, serves an agent and trains a model; a mistake of the agent shows before that."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from gateway.cli import app
+from gateway.cli.init import inputs
 from gateway.config.settings import Settings
 from gateway.engines.fake import create_fake_app
 from headgate.processes.ports import free_port
@@ -19,7 +21,7 @@ from tests.harness.gateways import serve
 from tests.harness.killed_runs import ScoringEngine
 
 AGENT = """
-import asyncio, zlib
+import zlib
 import httpx
 
 async def solve(task, base_url, api_key):
@@ -31,100 +33,137 @@ async def solve(task, base_url, api_key):
 """
 
 
-async def command(work: Path, module: str, *argv: str) -> tuple[int | None, str]:
-    """Runs a program in a project's folder, as a person there would: its exit status, and what it said."""
-    return await asyncio.to_thread(forks.command, module, *argv, folder=work)
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-async def test_what_it_writes_is_sound_serves_and_trains(tiny_model: Path, tmp_path: Path) -> None:
-    engine, port = ScoringEngine(str(tiny_model)), free_port()
-    (tmp_path / "mine.py").write_text(AGENT)
-    async with serve(create_fake_app(engine), port):
-        options = (
-            "--model",
-            str(tiny_model),
-            "--agent",
-            "mine:solve",
-            "--engine-url",
-            f"http://127.0.0.1:{port}",
-        )
-        status, said = await command(tmp_path, "gateway.cli", "init", *options, "--reward", "agent")
-        assert status == 0, said
-        file = tmp_path / "gateway.toml"
-        file.write_text(file.read_text().replace("port = 8000", f"port = {free_port()}"))
-        status, said = await command(tmp_path, "gateway.cli", "doctor", "gateway.toml")
-        assert (status, "0 problems, 0 warnings" in said) == (0, True), said
-        changes = [word for change in ("run.steps=1", "run.device=cpu") for word in ("--set", change)]
-        status, said = await command(tmp_path, "trainer.cli", "run", "trainer.toml", *changes)
-    assert status == 0, said
-    (metrics,) = (tmp_path / "runs").rglob("metrics.jsonl")
-    assert json.loads(metrics.read_text().splitlines()[-1])["episodes"] == 64
-    assert "/console" in said
+def init(*options: str, answers: str = "") -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["init", *options], input=answers)
 
 
-def test_what_no_option_says_is_asked_and_the_commands_that_follow_are_whole(
-    tiny_model: Path, tmp_path: Path
+async def command(work: Path, module: str, *argv: str) -> str:
+    """Run a program in a project's folder, as a person there would, and return its output."""
+    status, output = await asyncio.to_thread(forks.command, module, *argv, folder=work)
+    assert status == 0, output
+    return output
+
+
+async def test_its_one_file_passes_the_doctor_serves_evaluates_and_trains(
+    tiny_model: Path, project: Path
 ) -> None:
-    answers = f"{tiny_model}\npython agent.py --fast\nexit-code\n"
-    done = CliRunner().invoke(app, ["init", "--dir", str(tmp_path)], input=answers)
-    assert done.exit_code == 0, done.output
-    assert "gateway doctor gateway.toml" in done.output and "trainer run trainer.toml" in done.output
-    asked = "gateway episodes run --tasks tasks.jsonl --group-size 8 --forever --exit-code-reward -- python agent.py --fast"
-    assert asked in done.output
-    trainer = tomllib.loads((tmp_path / "trainer.toml").read_text())
-    assert "rollout" not in trainer
-    assert (trainer["model"]["lora"]["rank"], trainer["weights"]["transport"]) == (32, "lora")
-    before = (tmp_path / "gateway.toml").read_text()
-    again = CliRunner().invoke(app, ["init", "--dir", str(tmp_path)], input=answers)
-    assert (again.exit_code, "--force replaces them" in again.output) == (2, True)
-    assert (tmp_path / "gateway.toml").read_text() == before
-    full = CliRunner().invoke(app, ["init", "--dir", str(tmp_path / "full"), "--full"], input=answers)
-    assert full.exit_code == 0, full.output
-    assert "lora" not in tomllib.loads((tmp_path / "full" / "trainer.toml").read_text())["model"]
-
-
-def test_without_a_terminal_the_reward_is_the_agents(tiny_model: Path, tmp_path: Path) -> None:
-    options = ["--dir", str(tmp_path), "--model", str(tiny_model), "--agent", "no-such-program x"]
-    done = CliRunner().invoke(app, ["init", *options, "--engine-python", "/none/python"])
-    assert (done.exit_code, (tmp_path / "gateway.toml").exists()) == (0, True), done.output
-    assert "warning: --agent: no-such-program: no such program here" in done.output
-    assert "warning: [engine] python = '/none/python' has no vLLM" in done.output
-
-
-@pytest.mark.parametrize(("reward", "key"), [("mine:grade", "function"), ("http://127.0.0.1:9/grade", "url")])
-def test_a_grader_is_one_of_the_gateways(tiny_model: Path, tmp_path: Path, reward: str, key: str) -> None:
-    options = [
-        "init",
-        "--dir",
-        str(tmp_path),
-        "--model",
-        str(tiny_model),
-        "--agent",
-        "python agent.py",
-        "--reward",
-        reward,
-    ]
-    done = CliRunner().invoke(app, options)
-    assert (done.exit_code, "--grade" in done.output) == (0, True), done.output
-    grader = Settings.load(tmp_path / "gateway.toml").graders["reward"]
-    assert getattr(grader, key) == reward
+    engine, port = ScoringEngine(str(tiny_model)), free_port()
+    (project / "mine.py").write_text(AGENT)
+    async with serve(create_fake_app(engine), port):
+        where = ["--engine-url", f"http://127.0.0.1:{port}"]
+        output = await command(
+            project, "gateway.cli", "init", "--model", str(tiny_model), "--agent", "mine:solve", *where
+        )
+        assert "1 call of the agent, reward 0." in output
+        assert output.splitlines()[-1] == "next:    trainer run run.toml"
+        file = project / "run.toml"
+        file.write_text(file.read_text().replace("port = 8000", f"port = {free_port()}"))
+        assert "0 problems, 0 warnings" in await command(project, "gateway.cli", "doctor", "run.toml")
+        changes = [word for change in ("run.steps=1", "run.device=cpu") for word in ("--set", change)]
+        output = await command(project, "trainer.cli", "run", "run.toml", *changes)
+    (metrics,) = (project / "runs").rglob("metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["episodes"] for line in lines if "episodes" in line and "lr" in line] == [64]
+    assert "/console" in output
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("program", "problem"),
     [
-        (["--model", "Qwen/Qwen3-0.6B", "--agent", "x"], "hf download Qwen/Qwen3-0.6B"),
-        (["--model", "{empty}", "--agent", "x"], "has no tokenizer.json"),
-        (["--model", "{model}", "--agent", "x", "--reward", "yes"], "say agent, exit-code"),
-        (["--model", "{model}", "--agent", "a:b", "--reward", "exit-code"], "is for a command"),
+        ("print(1.0)", "the agent called no model of this gateway"),
+        ("import os; os.environ['MY_TOKEN']", "ended with 1: KeyError: 'MY_TOKEN'"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_one_sentence(
-    tiny_model: Path, tmp_path: Path, options: list[str], said: str
+def test_a_mistake_of_the_agent_is_reported_before_anything_is_trained(
+    tiny_model: Path, project: Path, program: str, problem: str
 ) -> None:
-    (tmp_path / "empty").mkdir()
-    filled = [option.format(empty=tmp_path / "empty", model=tiny_model) for option in options]
-    done = CliRunner().invoke(app, ["init", "--dir", str(tmp_path), "--reward", "agent", *filled])
+    (project / "agent.py").write_text(program)
+    done = init("--model", str(tiny_model), "--agent", "python agent.py")
+    assert done.exit_code == 1, done.output
+    assert "fix the agent first: " in done.output and problem in done.output
+    assert (project / "run.toml").exists(), "the file does not depend on the agent's mistake"
+
+
+def test_it_asks_for_what_no_option_states(tiny_model: Path, project: Path) -> None:
+    answers = f"{tiny_model}\npython agent.py --fast\nexit-code\ntasks.jsonl\n"
+    done = init("--no-trial", answers=answers)
+    assert done.exit_code == 0, done.output
+    written = tomllib.loads((project / "run.toml").read_text())
+    rollout = written["rollout"]
+    assert (rollout["command"], rollout["reward"]) == (["python", "agent.py", "--fast"], "exit-code")
+    assert (written["model"]["lora"]["rank"], written["publish"]["transport"]) == (32, "lora")
+    assert written["eval"]["tasks"] == ["held-out.jsonl"]
+    again = init("--no-trial", answers=answers)
+    assert (again.exit_code, "--force replaces it" in again.output) == (2, True)
+    full = init("--no-trial", "--force", "--full", answers=answers)
+    assert full.exit_code == 0, full.output
+    assert "lora" not in tomllib.loads((project / "run.toml").read_text())["model"]
+
+
+def test_without_a_terminal_it_uses_defaults_and_prints_them(tiny_model: Path) -> None:
+    options = ["--model", str(tiny_model), "--engine-python", "/none/python"]
+    done = init(*options, "--agent", "no-such-program x")
+    assert done.exit_code == 1
+    for line in ("[agent]: agent", "[tasks.jsonl]: tasks.jsonl", "no-such-program: no such program"):
+        assert line in done.output
+    assert "warning: [engine] python = '/none/python' has no vLLM" in done.output
+    done = init(*options, "--force")
+    assert (done.exit_code, "--agent is needed: there is no terminal" in done.output) == (2, True)
+
+
+def test_a_model_of_the_hub_is_downloaded(
+    tiny_model: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(command: list[str]) -> bool:
+        assert command == ["hf", "download", "some/model", "--local-dir", "models/model"]
+        shutil.copytree(tiny_model, "models/model")
+        return True
+
+    monkeypatch.setattr(inputs, "_downloaded", download)
+    done = init("--no-trial", "--model", "some/model", "--agent", "x")
+    assert done.exit_code == 0, done.output
+    assert Settings.load(project / "run.toml").models["model"].path == Path("models/model")
+    monkeypatch.setattr(inputs, "_downloaded", lambda command: False)
+    done = init("--no-trial", "--force", "--model", "some/other", "--agent", "x")
+    assert (done.exit_code, "the download failed" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(("reward", "key"), [("mine:grade", "function"), ("http://127.0.0.1:9/grade", "url")])
+def test_a_grader_is_one_of_the_gateways(tiny_model: Path, project: Path, reward: str, key: str) -> None:
+    done = init("--no-trial", "--model", str(tiny_model), "--agent", "python a.py", "--reward", reward)
+    assert done.exit_code == 0, done.output
+    written = tomllib.loads((project / "run.toml").read_text())
+    assert (written["graders"]["reward"][key], written["rollout"]["reward"]) == (reward, "grader")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "./none/Qwen3-0.6B", "--agent", "x"], "hf download ORGANIZATION/Qwen3-0.6B"),
+        (["--model", "{empty}", "--agent", "x"], "has no tokenizer.json"),
+        (["--model", "{model}", "--agent", "x", "--reward", "yes"], "use agent, exit-code"),
+        (["--model", "{model}", "--agent", "a:b", "--reward", "exit-code"], "is for a command"),
+        (["--model", "{model}", "--agent", "x", "--tasks", "none.jsonl"], "--tasks none.jsonl: no such file"),
+        (
+            ["--model", "{model}", "--agent", "x", "--held-out", "none.jsonl"],
+            "--held-out none.jsonl: no such",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_reported_in_one_sentence(
+    tiny_model: Path, project: Path, options: list[str], message: str
+) -> None:
+    (project / "empty").mkdir()
+    filled = [option.format(empty=project / "empty", model=tiny_model) for option in options]
+    defaults = [] if "--tasks" in options else ["--tasks", "tasks.jsonl"]
+    done = init("--reward", "agent", *defaults, *filled)
     (line,) = done.output.strip().splitlines()
-    assert (done.exit_code, said in line) == (2, True), line
-    assert not (tmp_path / "gateway.toml").exists()
+    assert (done.exit_code, message in line) == (2, True), line
+    assert not (project / "run.toml").exists()

@@ -1,4 +1,4 @@
-"""Models behind the gateway that judge episodes: what they are asked, what is recorded of it, and what their words earn."""
+"""Models behind the gateway that judge episodes: their prompts, what is recorded, and the rewards of their replies."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ WAIT_S = 60.0
 
 @asynccontextmanager
 async def judged(
-    model: Path, work: Path, says: Callable[[str], str | Response], finish: str = "stop", **grader: Any
+    model: Path, work: Path, reply_of: Callable[[str], str | Response], finish: str = "stop", **grader: Any
 ) -> AsyncIterator[tuple[RunningGateway, list[str]]]:
-    """A gateway whose grader `good` asks `oracle`, who answers a question by `says`; and the questions.
+    """Run a gateway whose grader `good` calls `oracle`, which replies by `reply_of`; yield it and the questions.
 
     `grader`: its settings; `gateway`, if it is there, those of the gateway."""
     elsewhere, port, questions = Elsewhere(), free_port(), []
 
-    async def respond(asked: dict[str, Any]) -> Response:
-        questions.append(asked["messages"][0]["content"])
-        said = says(questions[-1])
-        if isinstance(said, Response):
-            return said
-        message = {"role": "assistant", "content": said}
+    async def respond(body: dict[str, Any]) -> Response:
+        questions.append(body["messages"][0]["content"])
+        reply = reply_of(questions[-1])
+        if isinstance(reply, Response):
+            return reply
+        message = {"role": "assistant", "content": reply}
         return JSONResponse({**WHOLE, "choices": [{"index": 0, "message": message, "finish_reason": finish}]})
 
     elsewhere.respond = respond
@@ -52,7 +52,7 @@ async def judged(
 
 
 async def close(gateway: RunningGateway, metadata: dict[str, Any], turns: int = 1) -> tuple[str, Any]:
-    """An episode of the group g with so many turns, and its fate."""
+    """Run an episode of the group g with `turns` turns, and return it with its end."""
     episode, headers = await gateway.open("t", group_id="g", group_size=2, metadata=metadata)
     messages: list[Any] = [{"role": "user", "content": "hi"}]
     for _ in range(turns):
@@ -64,10 +64,13 @@ async def close(gateway: RunningGateway, metadata: dict[str, Any], turns: int = 
 async def test_a_rubric_rewards_each_turn_and_its_own_calls_are_recorded_and_never_trained(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """The engine says the same to the same, so the second episode is judged by what was said of the first."""
+    """The engine replies the same to equal prompts, so the second episode gets the judgment of the first."""
     criteria = {"short": "It is short.", "kind": "It is kind."}
-    says = lambda question: "1: 10\n2: 5" if "and?" in question else "1: 1/10\n2. 2"  # noqa: E731
-    async with judged(tiny_model, tmp_path, says, criteria=criteria, each_turn=True) as (gateway, questions):
+    reply_of = lambda question: "1: 10\n2: 5" if "and?" in question else "1: 1/10\n2. 2"  # noqa: E731
+    async with judged(tiny_model, tmp_path, reply_of, criteria=criteria, each_turn=True) as (
+        gateway,
+        questions,
+    ):
         (first, fate), (second, same) = [await close(gateway, {}, turns=2) for _ in range(2)]
         assert fate["reward"] == same["reward"] == pytest.approx((0.15 + 0.75) / 2)
         assert fate["components"] == {"good": fate["reward"], "calls": fate["reward"]}
@@ -89,7 +92,7 @@ async def test_a_rubric_rewards_each_turn_and_its_own_calls_are_recorded_and_nev
 
 
 @pytest.mark.parametrize(
-    ("says", "reward"),
+    ("reply_of", "reward"),
     [
         (lambda question: "I prefer A", 0.5),
         (lambda question: "B" if question.index("the other") > question.index("<reply B>") else "A", 0.0),
@@ -99,35 +102,35 @@ async def test_a_rubric_rewards_each_turn_and_its_own_calls_are_recorded_and_nev
     ids=["the first place", "the other", "the own", "neither"],
 )
 async def test_a_comparison_is_made_both_ways_round(
-    says: Callable[[str], str], reward: float, tiny_model: Path, tmp_path: Path
+    reply_of: Callable[[str], str], reward: float, tiny_model: Path, tmp_path: Path
 ) -> None:
-    async with judged(tiny_model, tmp_path, says, reference_key="reference") as (gateway, questions):
+    async with judged(tiny_model, tmp_path, reply_of, reference_key="reference") as (gateway, questions):
         _, fate = await close(gateway, {"reference": "the other"})
         assert (fate["reason"], fate["reward"], len(questions)) == ("rewarded", reward, 2)
 
 
-async def test_words_that_are_no_judgement_leave_the_episode_out_and_are_asked_for_again(
+async def test_a_reply_without_a_score_is_requested_again_and_leaves_the_episode_out(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_grading, "_FIRST_BACKOFF_S", 0.01)
     criteria = {"short": "It is short."}
-    says = lambda question: "I would rather not say."  # noqa: E731
-    async with judged(tiny_model, tmp_path, says, criteria=criteria, retries=1) as (gateway, questions):
+    reply_of = lambda question: "I would rather not."  # noqa: E731
+    async with judged(tiny_model, tmp_path, reply_of, criteria=criteria, retries=1) as (gateway, questions):
         episode, fate = await close(gateway, {})
         assert (fate["reason"], fate["reward"]) == ("grading_failed", None)
         row = await gateway.admin.episode(episode)
-        assert "no score from 0 to 10 for criterion 1: 'I would rather not say.'" in row["error"]
+        assert "no score from 0 to 10 for criterion 1: 'I would rather not.'" in row["error"]
         assert len(questions) == 2
         judging = await gateway.admin.episodes(mode="eval")
-        assert {row["reason"] for row in judging} == {"judgement_unreadable"}
+        assert {row["reason"] for row in judging} == {"judgment_unreadable"}
 
 
 @pytest.mark.parametrize(
-    ("turns", "reason", "said"),
+    ("turns", "reason", "error"),
     [(1, "grading_failed", "cut after max_tokens = 1024"), (0, "no_calls", "the agent called no model")],
 )
-async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
-    turns: int, reason: str, said: str, tiny_model: Path, tmp_path: Path
+async def test_a_cut_judgment_and_nothing_to_judge_give_no_reward(
+    turns: int, reason: str, error: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     """The judge would have written 10: the 1 at which it was cut is not its score."""
     criteria = {"short": "It is short."}
@@ -137,22 +140,22 @@ async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
     ):
         episode, fate = await close(gateway, {}, turns)
         assert (fate["reason"], fate["reward"], len(questions)) == (reason, None, turns)
-        assert said in (await gateway.admin.episode(episode))["error"]
+        assert error in (await gateway.admin.episode(episode))["error"]
 
 
 @pytest.mark.parametrize(
-    ("says", "reason", "said"),
+    ("reply_of", "reason", "error"),
     [
         (None, "judge_late", "was not done within 60 s"),
         (lambda question: PlainTextResponse("overloaded", 503), "judge_failed", "503"),
-        (lambda question: JSONResponse({"choices": []}), "judgement_unreadable", "no chat completion"),
+        (lambda question: JSONResponse({"choices": []}), "judgment_unreadable", "no chat completion"),
     ],
     ids=["late", "refused", "empty"],
 )
 async def test_a_judge_that_gives_no_reply_ends_its_own_episode_with_the_reason(
-    says: Callable[[str], Response] | None,
+    reply_of: Callable[[str], Response] | None,
     reason: str,
-    said: str,
+    error: str,
     tiny_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,18 +163,18 @@ async def test_a_judge_that_gives_no_reply_ends_its_own_episode_with_the_reason(
     limits = TimeLimits(monkeypatch, gateway_judge)
 
     def late(question: str) -> Response:
-        """The time is over when the judge was asked, and no sooner, however slow the machine is."""
+        """The time is over when the judge has the request, and no sooner, however slow the machine is."""
         limits.end()
         return StreamingResponse(never())
 
     grader = {"criteria": {"short": "It is short."}, "timeout_s": 60}
-    async with judged(tiny_model, tmp_path, says or late, **grader) as (gateway, _):
+    async with judged(tiny_model, tmp_path, reply_of or late, **grader) as (gateway, _):
         episode, fate = await close(gateway, {})
         assert fate["reason"] == "grading_failed"
-        assert said in (await gateway.admin.episode(episode))["error"]
+        assert error in (await gateway.admin.episode(episode))["error"]
         (judging,) = await gateway.admin.episodes(mode="eval")
         assert (judging["state"], judging["reason"]) == ("closed", reason)
-        assert said in (await gateway.admin.episode(judging["id"]))["error"]
+        assert error in (await gateway.admin.episode(judging["id"]))["error"]
 
 
 async def never() -> AsyncIterator[bytes]:

@@ -38,6 +38,6 @@ async def test_a_train_node_is_lent_in_the_example(tiny_model: Path, tmp_path: P
 def test_the_score_is_the_share_of_partial_sums_that_follow() -> None:
     task = {"question": "4 + 3 - 2 + 1"}
     assert tasks.score(task, "7 5 6") == 1.0
-    assert tasks.score(task, "8 6 7") == pytest.approx(2 / 3)  # one slip, told once
+    assert tasks.score(task, "8 6 7") == pytest.approx(2 / 3)  # one slip, counted once
     assert tasks.score(task, "7") == pytest.approx(1 / 3)
     assert tasks.score(task, "no idea") == 0.0

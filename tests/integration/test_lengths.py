@@ -45,7 +45,7 @@ class Watched:
 
 
 async def talk(gateway: RunningGateway, task: str, text: str, tokens: int, turns: int = 1) -> None:
-    """A conversation; every answer has so many tokens."""
+    """Run a conversation in which every reply has `tokens` tokens."""
     await gateway.fake("faults", endless=True)
     episode, headers = await gateway.open(task, group_id=f"{task}-{text[:4]}", group_size=1024)
     messages: list[dict[str, Any]] = []
@@ -56,7 +56,7 @@ async def talk(gateway: RunningGateway, task: str, text: str, tokens: int, turns
     await gateway.admin.reward(episode, 0.0)
 
 
-async def test_calls_teach_what_later_ones_are_told(
+async def test_later_calls_are_predicted_from_earlier_ones(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = settings_for(tiny_model, tmp_path, lengths=LEARNT, staleness={"batch": 64})
@@ -155,7 +155,7 @@ async def test_a_ranker_without_its_package_is_refused_at_the_start(
             pass
 
 
-async def test_the_gauges_tell_how_good_predictions_were(tiny_model: Path, tmp_path: Path) -> None:
+async def test_the_gauges_show_how_good_predictions_were(tiny_model: Path, tmp_path: Path) -> None:
     """Five tasks whose calls have 2, 4, 6, 8 and 10 tokens; three calls of the first surprise with 20."""
     values = settings_for(tiny_model, tmp_path, lengths={"ranker": "history"}, staleness={"batch": 256})
     async with run_gateway(values) as gateway:
@@ -163,15 +163,15 @@ async def test_the_gauges_tell_how_good_predictions_were(tiny_model: Path, tmp_p
             for task in range(5):
                 await talk(gateway, f"task-{task}", SHORT, 20 if task == 0 and i >= 8 else 2 * task + 2)
         text = (await gateway.http.get("/metrics")).text
-    told = {
+    shown = {
         name: float(value) for name, value in re.findall(r"^headgate_length_(\w+)\{.*\} (\S+)$", text, re.M)
     }
     expected = [expected_after([2] * 8 + [20] * more) for more in range(3)]
-    assert told["mean_error"] == pytest.approx(sum(20 - tokens for tokens in expected) / 50)
-    # All ten of the last task were expected to be the longest ten; beside three others, seven of them were, by lot.
-    assert told["tail_recall"] == pytest.approx(0.7)
+    assert shown["mean_error"] == pytest.approx(sum(20 - tokens for tokens in expected) / 50)
+    # All ten of the last task were expected to be the longest ten; with three others, seven of them were, by lot.
+    assert shown["tail_recall"] == pytest.approx(0.7)
     # From the 21st on, calls above the 80% quantile of those before: of the last task alone, and of it not the first ones.
-    assert 0 < told["tail_share"] <= 0.2
+    assert 0 < shown["tail_share"] <= 0.2
 
 
 def expected_after(lengths: list[int]) -> float:

@@ -64,7 +64,7 @@ async def exported(gateway: RunningGateway, work: Path) -> Episode:
 
 
 def flagged(episode: Episode) -> dict[int, bool]:
-    """Returns for every version whether all its tokens (or none) are flagged as orphans."""
+    """Return for every version whether all its tokens (or none) are flagged as orphans."""
     found: dict[int, bool] = {}
     for node in episode.nodes:
         orphans = (node.flags & int(TokenFlag.ORPHANED)) != 0

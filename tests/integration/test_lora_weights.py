@@ -1,4 +1,4 @@
-"""Versions that are adapters: nothing pauses, a call ends under the version that it began with, and every token says so.
+"""Versions that are adapters: nothing pauses, a call ends under the version that it began with, and every token has it.
 
 The fake engine's tokens are a function of the adapter that samples them; its identity is the content of the adapter's file.
 """
@@ -89,7 +89,7 @@ async def test_an_adapter_that_an_engine_does_not_apply_is_found_by_the_probe(
         failures = {report["engine"]: report["failure"] for report in record["report"]}
         assert "does not hold version 1" in failures[sick.name]
         assert failures[sound.name] == ""
-        await until(lambda: sick.state == "open" and sick.version == 1, "it is started anew, and has it")
+        await until(lambda: sick.state == "open" and sick.version == 1, "it is started again, and has it")
         await check_everything(gateway, written, await finished(agents, done))
 
 
@@ -105,7 +105,7 @@ async def test_an_engine_that_is_killed_while_it_loads_comes_back_with_base_and_
         await gateway.fake("faults", victim, hold_load=True)
         publishing = asyncio.create_task(publish(gateway, 2, written[2]), name="publish")
         await until(lambda: 2 in gateway.model.versions._updates, "the update has begun")
-        assert (victim.state, other.state) == ("open", "open"), "nobody waits for it"
+        assert (victim.state, other.state) == ("open", "open"), "no call waits for it"
         os.kill(victim.process.process.pid, signal.SIGKILL)
         await publishing
         for slot in (victim, other):

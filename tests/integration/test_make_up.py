@@ -34,7 +34,7 @@ SUFFIXES = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that PostgreSQL reaches although it runs as somebody else: pytest's are closed to others."""
+    """One that PostgreSQL reaches although it runs as another user: pytest's are closed to others."""
     made = Path(tempfile.mkdtemp(prefix="headgate-service-"))
     made.chmod(0o755)
     yield made
@@ -49,17 +49,17 @@ def port() -> int:
 
 @asynccontextmanager
 async def up(folder: Path, model: Path, port: int) -> Any:
-    """Runs `make up` with a model that exists already, and kills it in the end if it has not ended."""
+    """Run `make up` with a model that exists already, and kill it in the end if it has not ended."""
     options = ["--dir", str(folder / "service"), "--model", str(model), "--port", str(port)]
     argv = [sys.executable, "-m", "examples.service.run", *options]
-    process = await LocalProcess.start("service", argv, folder / "said.log")
+    process = await LocalProcess.start("service", argv, folder / "service.log")
     try:
 
-        async def told() -> bool:
+        async def is_up() -> bool:
             assert process.returncode is None, process.tail(100)
             return "Ctrl-C ends all of it" in process.tail(100)
 
-        await until(told, "the service says that it is up")
+        await until(is_up, "the service reports that it is up")
         yield process
     finally:
         await process.stop(60.0)
@@ -70,14 +70,14 @@ async def test_the_service_is_up_serves_is_seen_and_leaves_nothing_behind(
 ) -> None:
     async with up(folder, tiny_model, port) as process:
         everyone = descendants(process.pid)
-        said = " ".join(map(command_line, everyone))
+        commands = " ".join(map(command_line, everyone))
         for part in (
             "gateway.cli serve",
             "gateway.engines.fake",
             find_program("redis-server").name,
             "postgres",
         ):
-            assert part in said
+            assert part in commands
         await _call(folder, port)
         await _check_metrics(folder)
         if found := re.search(r"Prometheus at (\S+)", process.tail(100)):
@@ -95,7 +95,7 @@ async def _call(folder: Path, port: int) -> None:
     keys = dict(line.split("=", 1) for line in (folder / "service" / "keys.env").read_text().splitlines())
     async with GatewayClient(f"http://127.0.0.1:{port}", keys["HEADGATE_ADMIN_KEY"]) as admin:
         opened = await admin.open_episode("task", mode="eval")
-        for _ in range(4):  # by connections of their own: either process may be asked
+        for _ in range(4):  # by connections of their own: either process may serve it
             async with sdk(opened) as client:
                 answer = await client.chat.completions.create(
                     model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=8
@@ -147,11 +147,11 @@ async def _check_queries(prometheus: str) -> None:
     """Prometheus understands every query, and has found both processes."""
     async with httpx.AsyncClient(base_url=prometheus, timeout=LONG_S) as http:
         for query in _shown():
-            asked = {"query": query.replace("$__rate_interval", "1m")}
-            assert (await http.get("/api/v1/query", params=asked)).json()["status"] == "success", query
+            query_of = {"query": query.replace("$__rate_interval", "1m")}
+            assert (await http.get("/api/v1/query", params=query_of)).json()["status"] == "success", query
 
         async def both() -> bool:
             found = (await http.get("/api/v1/targets")).json()["data"]["activeTargets"]
             return [target["health"] for target in found] == ["up", "up"]
 
-        await until(both, "Prometheus has asked both processes")
+        await until(both, "Prometheus has scraped both processes")

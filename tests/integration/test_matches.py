@@ -42,9 +42,9 @@ async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGate
 async def matched(gateway: RunningGateway, work: Path, play: str, *more: str) -> Result:
     (work / "plays.py").write_text(PLAYS)
     (work / "tasks.jsonl").write_text('{"task_id": "one"}\n{"task_id": "two"}\n')
-    asked = ["episodes", "match", "--gateway", gateway.url, "--agent", f"{work}/plays.py:{play}"]
-    asked += ["--tasks", str(work / "tasks.jsonl"), "--players", "first=red,second=blue", "--group-size", "1"]
-    return await asyncio.to_thread(CliRunner().invoke, app, [*asked, *more])
+    argv = ["episodes", "match", "--gateway", gateway.url, "--agent", f"{work}/plays.py:{play}"]
+    argv += ["--tasks", str(work / "tasks.jsonl"), "--players", "first=red,second=blue", "--group-size", "1"]
+    return await asyncio.to_thread(CliRunner().invoke, app, [*argv, *more])
 
 
 async def test_each_player_is_rewarded_in_an_episode_of_its_model(
@@ -61,16 +61,16 @@ async def test_each_player_is_rewarded_in_an_episode_of_its_model(
     assert sorted((row["model"], row["reward"]) for row in rows) == [("blue", 0.0)] * 2 + [("red", 1.0)] * 2
 
 
-async def test_the_reason_of_a_match_that_fails_is_said_once(gateway: RunningGateway, tmp_path: Path) -> None:
+async def test_the_reason_of_a_failed_match_is_printed_once(gateway: RunningGateway, tmp_path: Path) -> None:
     done = await matched(gateway, tmp_path, "fail", "--mode", "eval")
     assert done.exit_code == 1
     assert done.stderr.count("failed: RuntimeError: the board broke") == 1
     assert {found["failed"] for found in json.loads(done.stdout).values()} == {2}
 
 
-async def test_players_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningGateway) -> None:
+async def test_players_that_wait_for_a_place_in_a_batch_report_it(gateway: RunningGateway) -> None:
     """Each model has room for one group until it is trained: the second task waits in both players."""
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
         for player in players.values():
@@ -79,7 +79,7 @@ async def test_players_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningG
 
     def wait(what: str) -> None:
         if "first: no slot is free" in what and "second: no slot is free" in what:
-            told.set()
+            reported.set()
 
     players = {"first": "red", "second": "blue"}
     matches = Matches(gateway.admin, play, players, on_wait=wait, group_size=1)
@@ -87,7 +87,7 @@ async def test_players_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningG
     playing = asyncio.create_task(matches.run([Task("two", {})]))
     try:
         async with within("both players wait"):
-            await told.wait()
+            await reported.wait()
         assert {found["episodes"] for found in matches.summary().values()} == {1}
     finally:
         playing.cancel()

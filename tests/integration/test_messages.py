@@ -53,7 +53,7 @@ async def shared(
 async def scripted(
     shared: tuple[RunningGateway, ScriptedEngine],
 ) -> AsyncIterator[tuple[RunningGateway, ScriptedEngine]]:
-    """The module's gateway; a test says everything that it has scripted."""
+    """The module's gateway; a test must use all of its scripted replies."""
     yield shared
     left, engine = list(shared[1].replies), shared[1]
     engine.replies.clear()
@@ -73,10 +73,10 @@ async def opened(
 
 
 async def ask(client: Any, *messages: Any, stream: bool = False, **values: Any) -> Any:
-    asked = {"model": "claude-opus", "max_tokens": 1500, "messages": [*messages], **values}
+    body = {"model": "claude-opus", "max_tokens": 1500, "messages": [*messages], **values}
     if not stream:
-        return await client.messages.create(**asked)
-    async with client.messages.stream(**asked) as events:
+        return await client.messages.create(**body)
+    async with client.messages.stream(**body) as events:
         return await events.get_final_message()
 
 
@@ -95,8 +95,10 @@ async def test_a_reply(scripted: tuple[RunningGateway, ScriptedEngine], stream: 
     assert gateway.model.renderer.decode(prompt["ids"]).startswith("<|im_start|>system\nbe kind<|im_end|>")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("thinking", [None, THINKING, {"type": "adaptive", "display": "omitted"}])
+@pytest.mark.parametrize(
+    ("stream", "thinking"),
+    [(False, None), (True, THINKING), (True, {"type": "adaptive", "display": "omitted"})],
+)
 async def test_a_conversation_of_tools_is_one_path_of_tokens(
     scripted: tuple[RunningGateway, ScriptedEngine], stream: bool, thinking: dict[str, Any] | None
 ) -> None:
@@ -145,8 +147,7 @@ async def test_a_conversation_of_tools_is_one_path_of_tokens(
         )
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_sdks_tool_runner(scripted: tuple[RunningGateway, ScriptedEngine], stream: bool) -> None:
+async def test_the_sdks_tool_runner(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
     """The runner first asks the server to keep the conversation, and goes on by itself once it is refused."""
     gateway, engine = scripted
     engine.replies += [CALL % 2, "Done."]
@@ -158,7 +159,7 @@ async def test_the_sdks_tool_runner(scripted: tuple[RunningGateway, ScriptedEngi
 
     async with opened(gateway) as (client, episode):
         runner: Any = client.beta.messages.tool_runner(
-            model="claude-opus", max_tokens=500, messages=[HI], tools=[add], stream=stream
+            model="claude-opus", max_tokens=500, messages=[HI], tools=[add], stream=True
         )
         last = await runner.until_done()
     assert [block.text for block in last.content] == ["Done."]
@@ -244,7 +245,7 @@ async def test_a_retry_gets_the_same_answer(
 ) -> None:
     gateway, engine = scripted
     engine.replies.append("<think>\nadd\n</think>\n\nso " + CALL % 1)
-    asked = len(engine.requests)
+    before = len(engine.requests)
     answers = []
     async with opened(gateway) as (client, episode):
         for count in range(2):
@@ -256,7 +257,7 @@ async def test_a_retry_gets_the_same_answer(
     first, again = answers
     assert first.model_dump() == again.model_dump()
     assert [block.type for block in first.content] == ["thinking", "text", "tool_use"]
-    assert len(engine.requests) == asked + 1
+    assert len(engine.requests) == before + 1
     assert len(await nodes_of(gateway, episode)) == 2
 
 
@@ -290,10 +291,10 @@ async def test_errors_are_the_sdks_own(scripted: tuple[RunningGateway, ScriptedE
         with pytest.raises(anthropic.BadRequestError, match="'elsewhere' is an upstream model"):
             await ask(client, HI, model="elsewhere")
         with pytest.raises(anthropic.NotFoundError) as unknown:
-            await ask(client, HI, model="claude-nobody", stream=True)
+            await ask(client, HI, model="claude-unknown", stream=True)
         assert unknown.value.body == {
             "type": "error",
-            "error": {"type": "not_found_error", "message": "the model 'claude-nobody' does not exist"},
+            "error": {"type": "not_found_error", "message": "the model 'claude-unknown' does not exist"},
         }
         with pytest.raises(anthropic.AuthenticationError):
             await ask(client.with_options(api_key="wrong"), HI)
@@ -355,7 +356,7 @@ async def test_a_stream_that_waits_pings(scripted: tuple[RunningGateway, Scripte
     assert shown[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
-async def test_a_stream_that_fails_says_so_and_never_ends_well(
+async def test_a_failed_stream_ends_with_an_error_and_no_stop(
     scripted: tuple[RunningGateway, ScriptedEngine],
 ) -> None:
     gateway, engine = scripted
@@ -395,7 +396,7 @@ async def test_models_in_both_forms(scripted: tuple[RunningGateway, ScriptedEngi
         assert unknown.value.body["type"] == "error"
         assert unknown.value.body["error"]["type"] == "not_found_error"
         with pytest.raises(anthropic.BadRequestError, match="after_id"):
-            await client.models.list(after_id="nobody")
+            await client.models.list(after_id="unknown")
     found = (await gateway.http.get("/v1/models/demo")).json()
     assert found == {"id": "demo", "object": "model", "created": 0, "owned_by": "headgate"}
     missing = await gateway.http.get("/v1/models/org/none")

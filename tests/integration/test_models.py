@@ -46,10 +46,10 @@ async def refused(work: Any, status: int, code: str) -> None:
     assert (error.value.status, error.value.code) == (status, code)
 
 
-async def finished(gateway: RunningGateway, model: str, *asked: str) -> str:
-    """A rewarded episode about `model` with one call to each of `asked`."""
+async def finished(gateway: RunningGateway, model: str, *names: str) -> str:
+    """Return a rewarded episode of `model` with one call to each of `names`."""
     episode, headers = await gateway.open("task", model=model)
-    for name in asked:
+    for name in names:
         assert (await gateway.chat(headers, model=name, max_tokens=6)).status_code == 200
     await gateway.admin.reward(episode, 1.0)
     return episode
@@ -220,8 +220,8 @@ async def test_overrides_of_training_are_not_for_a_frozen_model(
     gateway, _ = judged
     episode, headers = await gateway.open("task")
     for model in ("actor", "judge"):
-        asked = {"model": model, "temperature": 0.25, "top_p": 0.5, "seed": 7, "max_tokens": 4}
-        assert (await gateway.chat(headers, **asked)).status_code == 200
+        body = {"model": model, "temperature": 0.25, "top_p": 0.5, "seed": 7, "max_tokens": 4}
+        assert (await gateway.chat(headers, **body)).status_code == 200
     calls = (await gateway.admin.episode(episode))["calls"]
     used = {c["model"]: [c["used"][name] for name in ("temperature", "top_p", "seed")] for c in calls}
     assert used == {"actor": [1.0, 1.0, None], "judge": [0.25, 0.5, 7]}
@@ -237,7 +237,7 @@ async def test_a_frozen_model_has_no_versions_leases_or_episodes(
     await refused(admin.lease("trainer", "judge"), 400, "model_frozen")
     await refused(admin.status("judge"), 400, "model_frozen")
     await refused(admin.open_episode("task", model="judge"), 400, "model_frozen")
-    await refused(admin.open_episode("task", model="nobody"), 404, "model_not_found")
+    await refused(admin.open_episode("task", model="unknown"), 404, "model_not_found")
     assert engines["judge"].label == "0"
     assert (await admin.weights(0, "judge"))["state"] == "live"
 
@@ -279,10 +279,7 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
 
 
 async def test_names(tiny_model: Path, tmp_path: Path) -> None:
-    models: dict[str, Any] = {
-        "actor": {"aliases": ["gpt-4o", "gpt-4o-mini"]},
-        "judge": {"train": False},
-    }
+    models: dict[str, Any] = {"actor": {"aliases": ["gpt-4o", "gpt-4o-mini"]}, "judge": {"train": False}}
     async with gateway_of(tiny_model, tmp_path, models) as (gateway, _):
         listed = (await gateway.http.get("/v1/models")).json()
         assert listed["object"] == "list"
@@ -302,15 +299,13 @@ async def test_names(tiny_model: Path, tmp_path: Path) -> None:
 async def test_every_other_name_may_mean_a_helper(tiny_model: Path, tmp_path: Path) -> None:
     models: dict[str, Any] = {"actor": {"aliases": ["me"]}, "judge": {"train": False, "aliases": ["*"]}}
     async with gateway_of(tiny_model, tmp_path, models) as (gateway, _):
-        episode = await finished(gateway, "actor", "me", "whoever")
+        episode = await finished(gateway, "actor", "me", "another")
         assert [len(await sampled(gateway, episode, name)) for name in ("actor", "judge")] == [1, 1]
         listed = (await gateway.http.get("/v1/models")).json()["data"]
         assert [m["id"] for m in listed] == ["actor", "me", "judge"]
 
 
-async def test_a_name_that_nobody_has_means_the_episodes_own_model(
-    pair: tuple[RunningGateway, Engines],
-) -> None:
+async def test_an_unknown_name_means_the_model_of_the_episode(pair: tuple[RunningGateway, Engines]) -> None:
     gateway, _ = pair
     for model in ("actor", "planner"):
         opened = await gateway.admin.open_episode("task", model=model)

@@ -18,7 +18,7 @@ LONG = 60
 
 
 async def ask(gateway: RunningGateway, question: Any) -> str:
-    """One call of a new episode of the task; answers the engine that sampled its end."""
+    """Make one call of a new episode of the task, and return the engine that sampled its end."""
     episode, headers = await gateway.open("long", mode="eval")
     answer = await gateway.chat(headers, max_tokens=LONG, messages=question)
     assert answer.status_code == 200, answer.text
@@ -27,10 +27,10 @@ async def ask(gateway: RunningGateway, question: Any) -> str:
 
 
 def wanted(path: Path) -> list[dict[str, Any]]:
-    """Returns the control program's events of calls that want an engine, in order."""
+    """Return the control program's events of calls that want an engine, in order."""
     (run,) = read(path)
-    told = [e.value for e in run.entries if isinstance(e, Event) and e.action.endswith("demo.demand")]
-    return [one for demand in told for one in demand["arrived"]]
+    demands = [e.value for e in run.entries if isinstance(e, Event) and e.action.endswith("demo.demand")]
+    return [one for demand in demands for one in demand["arrived"]]
 
 
 async def test_what_a_call_that_moves_is_expected_to_take_is_less_by_what_it_has_sampled(
@@ -51,7 +51,7 @@ async def test_what_a_call_that_moves_is_expected_to_take_is_less_by_what_it_has
         await release(gateway)
         assert await last != before
     mine = [one for one in wanted(tmp_path / "control.jsonl") if one["call"] == call.call_id]
-    assert len(mine) == 2, "it arrived anew when it had moved"
+    assert len(mine) == 2, "it arrived again when it had moved"
     sampled = mine[1]["length"] - mine[0]["length"]
     assert sampled == 2
     assert [one["expected"] for one in mine] == [expected, expected - sampled]

@@ -24,15 +24,15 @@ async def earn(gateway: RunningGateway, group: str) -> None:
 
 
 def filling(gateway: RunningGateway) -> Filling | None:
-    """Returns the newest event that the control program got."""
+    """Return the newest event that the control program got."""
     return gateway.services.coordinator.host.program.lending._batches._filling.get("demo")
 
 
-async def test_that_a_batch_is_whole_or_was_taken_is_told_at_once(
+async def test_a_complete_or_leased_batch_is_reported_immediately(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_nodes: Any) -> None:
-        """Stands in for the report of every second."""
+        """Stand in for the report of every second."""
 
     monkeypatch.setattr("gateway.control.nodes.Nodes.tend", never)
     staleness = {"batch": 2, "eta": 1, "min_members": 1}
@@ -51,27 +51,27 @@ async def test_that_a_batch_is_whole_or_was_taken_is_told_at_once(
         assert filling(gateway) == Filling("demo", 1, 2, 2, 0, leased=0, trained=0)
 
 
-async def test_a_trainer_says_how_long_it_computed_or_does_not(gateway: RunningGateway) -> None:
+async def test_a_trainer_may_report_how_long_it_computed(gateway: RunningGateway) -> None:
     await gateway.admin.add_node("t0", BOTH)
-    told = gateway.services.coordinator.host.program.lending._batches
+    batches = gateway.services.coordinator.host.program.lending._batches
     await gateway.admin.claim("t0", wait_s=60)
     released = await gateway.http.post("/admin/v1/nodes/t0/release", json={})  # as older trainers do
     assert released.is_success
-    assert told.train_s("demo") == 0.0
+    assert batches.train_s("demo") == 0.0
     await gateway.admin.claim("t0", wait_s=60)
     assert (await gateway.admin.release("t0", busy_s=12.5))["near"]
-    assert told.train_s("demo") == 12.5
+    assert batches.train_s("demo") == 12.5
     for wrong in (-1.0, 1e9):
         with pytest.raises(GatewayRefused, match="busy_s"):
             await gateway.admin.release("t0", busy_s=wrong)
     bad = await gateway.http.post("/admin/v1/nodes/t0/release", content='{"busy_s": NaN}')
     assert bad.status_code == 400
     recorded = Path(gateway.settings.control.recording or "").read_text().splitlines()
-    said = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
-    assert [value["busy_s"] for value in said] == [0.0, 12.5]
+    values = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
+    assert [value["busy_s"] for value in values] == [0.0, 12.5]
 
 
-async def test_what_a_trainer_was_busy_with_is_told_of_the_batch_that_it_acknowledged(
+async def test_the_busy_time_of_a_trainer_belongs_to_the_batch_that_it_acknowledged(
     gateway: RunningGateway,
 ) -> None:
     await gateway.admin.add_node("t0", BOTH)
@@ -85,9 +85,9 @@ async def test_what_a_trainer_was_busy_with_is_told_of_the_batch_that_it_acknowl
     await gateway.admin.claim("t0", wait_s=60)
     await gateway.admin.ack(lease, "checkpoint")
     await gateway.admin.release("t0", busy_s=4.0, load_s=0.5, rest_s=2.0)
-    told = {"batch": 0, "busy_s": 4.0, "load_s": 0.5, "rest_s": 2.0}
-    assert (await gateway.admin.status())["trained"] == told
+    trained = {"batch": 0, "busy_s": 4.0, "load_s": 0.5, "rest_s": 2.0}
+    assert (await gateway.admin.status())["trained"] == trained
     await gateway.admin.release("t0")
-    assert (await gateway.admin.status())["trained"] == told, (
-        "the trainer starts anew, and has trained nothing"
+    assert (await gateway.admin.status())["trained"] == trained, (
+        "the trainer starts again, and has trained nothing"
     )

@@ -59,14 +59,14 @@ class Cluster:
         self._work = work
 
     async def restart(self, claim_s: float) -> None:
-        """Kills the gateway and starts a new one."""
+        """Kill the gateway and start a new one."""
         self.gateway.kill()
         self._values["lending"]["claim_s"] = claim_s
         self.gateway = programs.gateway(self._values, self._work / "gateway.log")
         await self.gateway.start()
 
     async def becomes(self, role: str) -> None:
-        """Waits until the node has this role."""
+        """Wait until the node has this role."""
 
         async def is_so() -> bool:
             return (await self.admin.node("t0"))["role"] == role
@@ -74,13 +74,13 @@ class Cluster:
         await until(is_so, f"t0 becomes {role}")
 
     async def works(self) -> None:
-        """Waits until the lent engine has a call; calls of the other one end, so that others begin."""
+        """Wait until the lent engine has a call; calls of the other one end, so that others begin."""
         self.own.release()
         await self.engine.arrived(1)
         self.own.hold_after(1)
 
     async def considered(self) -> None:
-        """Waits until this gateway's program has seen several times that there is work for one more engine."""
+        """Wait until this gateway's program has seen several times that there is work for one more engine."""
 
         def is_so() -> bool:
             lines = (self._work / "control.jsonl").read_text().splitlines()
@@ -134,7 +134,7 @@ async def test_a_gateway_that_is_killed_while_a_node_is_claimed_leaves_it_to_the
         await running.restart(claim_s=3600.0)
         await running.considered()
         assert ((await running.admin.node("t0"))["role"], running.engine.wakes) == ("idle", wakes)
-        trainer._claim_s = 0.3  # how often it says that it needs its node
+        trainer._claim_s = 0.3  # the interval of its renewals
         keeper = asyncio.create_task(trainer.renew(), name="keeper")
         await running.becomes("train")
         keeper.cancel()

@@ -1,4 +1,4 @@
-"""Engines that people pause and resume: where their calls go, what an update and a death do meanwhile, who may ask."""
+"""Engines that people pause and resume: where their calls go, what an update and a death do then, who may pause."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ async def test_either_process_of_a_cluster_pauses_an_engine_for_both(
         (follower,) = cluster.followers
         async with cluster.admin(follower) as admin:
             first, _ = await admin.engines()
-            told = await admin.pause_engine(first["name"], LONG_S)
-            assert (told["state"], told["paused"]) == ("asleep", True)
+            paused = await admin.pause_engine(first["name"], LONG_S)
+            assert (paused["state"], paused["paused"]) == ("asleep", True)
             sampled = cluster.engines[0].sampled
             for member in cluster.members:
                 opened = await admin.open_episode("t")

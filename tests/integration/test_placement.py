@@ -20,7 +20,7 @@ def of_version(gateway: RunningGateway, version: int) -> list[Any]:
 
 
 async def one_pulls(gateway: RunningGateway, weights: Path) -> tuple[Any, Any]:
-    """Publishes version 1 while all calls are held: answers the engine that has pulled it, and the one that still has calls."""
+    """Publish version 1 while all calls are held; return the engine that has pulled it, and the one that still has calls."""
     assert all(slot.streams >= 2 for slot in slots(gateway))
     record = await gateway.admin.publish(1, str(weights), wait_s=60)
     assert record["state"] == "live"
@@ -35,7 +35,7 @@ async def turns_of(gateway: RunningGateway, episode: str) -> list[dict[str, Any]
 
 
 async def check_all(gateway: RunningGateway, versions: dict[int, Path], results: list[Any]) -> set[int]:
-    """Nothing is lost, doubled or mislabelled; answers which versions sampled. A turn may go back to an older one."""
+    """Check that nothing is lost, doubled or mislabeled; return the versions that sampled. A turn may go back to an older one."""
     sampled: set[int] = set()
     for episode, counts in results:
         nodes = await nodes_of(gateway, episode)
@@ -48,11 +48,11 @@ async def check_all(gateway: RunningGateway, versions: dict[int, Path], results:
     return sampled
 
 
-@pytest.mark.parametrize("rule", ["cached", "gain"])
+@pytest.mark.parametrize("rule", ["gain", pytest.param("cached", marks=pytest.mark.long)])
 async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sample(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], rule: str
 ) -> None:
-    """One of two busy engines comes to version 1; new episodes go there alone, until the other has nothing to do."""
+    """One of two busy engines loads version 1; new episodes go there alone, until the other has nothing to do."""
     routing = {"rule": rule, "running_below": 1, "min_gain_share": 0.0}
     values = two_engines(tiny_model, tmp_path, update={"order": "pull"}, routing=routing)
     async with run_gateway(values, in_process=False) as gateway:
@@ -83,7 +83,7 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
         agents, done = await start_held(gateway, 4, 2)
         new, old = await one_pulls(gateway, versions[1])
         episode, headers = await gateway.open("young", mode="eval")
-        gateway.services.coordinator.host.report_lost("demo", new.name, "a test says so")
+        gateway.services.coordinator.host.report_lost("demo", new.name, "by a test")
         young = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="young")
         await until(lambda: old.version == 1, "it has pulled")
         await release(gateway, old)
@@ -119,7 +119,7 @@ async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
         assert not any(call["pauses"] > 3 for call in calls), "to and fro"
 
 
-async def test_calls_go_on_when_nobody_decides_any_more(
+async def test_calls_continue_when_the_control_program_has_stopped(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     """The control program has stopped, by a defect: engines that are open are used, and calls that wait get them."""
@@ -155,7 +155,7 @@ async def test_the_speed_of_engines_is_shown(tiny_model: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("group_version", ["newest", "engine"])
-async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_v(
+async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_min_version(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], group_version: str
 ) -> None:
     """The engine with the newest version has more to do than the other, which both groups could be sampled by."""

@@ -26,13 +26,13 @@ def server() -> Iterator[PostgresServer]:
 
 
 def code_of(answer: httpx.Response) -> str:
-    """The code of a refusal in OpenAI's form, which says when to come back."""
+    """Return the code of a refusal in OpenAI's form that has Retry-After."""
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error"), answer.text
     assert int(answer.headers["retry-after"]) >= 1
     return str(answer.json()["error"]["code"])
 
 
-async def test_clients_are_told_to_come_back_and_are_served_when_they_do(
+async def test_clients_are_refused_with_retry_after_and_are_served_later(
     tiny_model: Path, tmp_path: Path, server: PostgresServer
 ) -> None:
     store = {"url": server.url(server.new_database()), "max_pending": 8, "read_wait_s": 5.0}
@@ -71,8 +71,8 @@ async def check_refusals(gateway: RunningGateway, headers: dict[str, str], episo
     assert code_of(await http.post("/v1/chat/completions", json=CHAT, headers=headers)) == "store_busy"
     stream = {**CHAT, "stream": True}
     assert code_of(await http.post("/v1/chat/completions", json=stream, headers=headers)) == "store_busy"
-    asked = {"model": "any", "input": "hi", "max_output_tokens": 4}
-    assert code_of(await http.post("/v1/responses", json=asked, headers=headers)) == "store_busy"
+    body = {"model": "any", "input": "hi", "max_output_tokens": 4}
+    assert code_of(await http.post("/v1/responses", json=body, headers=headers)) == "store_busy"
     assert code_of(await http.post("/admin/v1/episodes", json={"task_id": "t"})) == "store_busy"
     assert code_of(await http.get(f"/admin/v1/episodes/{episode}/trajectory")) == "store_down"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.extras import install_command
 from headgate.processes.child import LocalProcess
 from tests.harness.ray_nodes import RayNodes, node_of, ray_nodes
 from tests.harness.scheduler_process import (
@@ -46,10 +47,11 @@ def on_ray(nodes: RayNodes, text: str, wait_s: float = 60.0) -> str:
 
 
 def engine_nodes(cluster: RunningCluster, engines: dict[str, str]) -> dict[str, str]:
-    """Returns the Ray node of each engine."""
+    """Return the Ray node of each engine."""
     return {name: node_of(cluster.engine_pid(url)) for name, url in engines.items()}
 
 
+@pytest.mark.long
 async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -68,7 +70,7 @@ async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
             await until(lambda: len(list(tmp_path.glob("rank-*.json"))) == 2, "both ranks run", UP_S)
             pids = [int(path.stem.split("-")[2]) for path in tmp_path.glob("rank-*.json")]
             assert {node_of(pid) for pid in pids} == {"learner"}
-            assert nodes.token not in cluster.said + "".join(cluster.processes().values())
+            assert nodes.token not in cluster.output + "".join(cluster.processes().values())
 
             nodes.add("late", rollout="true", zone="a")
             nodes.add("elsewhere", rollout="true", zone="b")
@@ -80,7 +82,7 @@ async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
             (left,) = await cluster.until_open(*(other for other in both if other != name))
             assert engine_nodes(cluster, {left: both[left]}) == {left: "late"}
             assert isinstance(await cluster.chat(), str)
-            assert await cluster.stop() == 0, cluster.said
+            assert await cluster.stop() == 0, cluster.output
             await until(lambda: not _ours(cluster), "nothing is left on the nodes", UP_S)
     finally:
         nodes.remove_all()
@@ -90,39 +92,39 @@ async def test_a_tag_that_no_node_has_is_an_error_and_no_hang(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
     text = '[[groups]]\nname = "g"\ntags = ["rollout", "tpu"]\n'
-    status, said = await run_to_end(tmp_path, tiny_model, on_ray(nodes, text, 1.0), env=environment(nodes))
+    status, output = await run_to_end(tmp_path, tiny_model, on_ray(nodes, text, 1.0), env=environment(nodes))
     assert status == 2
-    assert "the group 'g' needs 1 nodes with the labels rollout=true, tpu=true, and has 0" in said
-    assert "tpu=true" in said.partition("no node has the label")[2]
+    assert "the group 'g' needs 1 nodes with the labels rollout=true, tpu=true, and has 0" in output
+    assert "tpu=true" in output.partition("no node has the label")[2]
 
 
-async def test_without_the_token_or_its_mode_nobody_gets_in(
+async def test_a_driver_without_the_token_or_its_mode_is_refused(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
     text = on_ray(nodes, '[[groups]]\nname = "g"\ntags = ["rollout"]\n', 1.0)
-    status, said = await run_to_end(
+    status, output = await run_to_end(
         tmp_path, tiny_model, text, "--check", env=environment(nodes, RAY_AUTH_MODE="disabled")
     )
     assert status == 2
-    assert "Ray's token authentication is off" in said
+    assert "Ray's token authentication is off" in output
     tmp_path.joinpath("check.log").unlink()
     wrong = environment(nodes, RAY_AUTH_TOKEN=secrets.token_hex(32))
-    status, said = await run_to_end(tmp_path, tiny_model, text, "--check", env=wrong)
-    assert status == 2, said
-    assert "no Ray cluster at" in said
+    status, output = await run_to_end(tmp_path, tiny_model, text, "--check", env=wrong)
+    assert status == 2, output
+    assert "no Ray cluster at" in output
 
 
-async def test_without_ray_one_sentence_says_what_to_install(tiny_model: Path, tmp_path: Path) -> None:
+async def test_without_ray_one_sentence_names_what_to_install(tiny_model: Path, tmp_path: Path) -> None:
     text = '[cluster]\nlauncher = "ray"\n[[groups]]\nname = "g"\ntags = ["rollout"]\n'
     path, _ = write_files(tmp_path, tiny_model, text)
     code = f"import sys; sys.modules['ray'] = None; sys.argv = ['scheduler', 'run', {str(path)!r}]\n"
     code += "from scheduler.cli import main; main()"
     process = await LocalProcess.start("scheduler", [sys.executable, "-c", code], tmp_path / "run.log")
     assert await process.wait() == 2
-    assert process.tail() == "launcher = 'ray' needs Ray, an extra of headgate: pip install 'headgate[ray]'"
+    assert process.tail() == f"launcher = 'ray' needs Ray, an extra of headgate: {install_command('ray')}"
 
 
 def _ours(cluster: RunningCluster) -> dict[int, str]:
-    """Returns the processes that the cluster started on Ray nodes and that are still there."""
+    """Return the processes that the cluster started on Ray nodes and that are still there."""
     found = cluster.processes().items()
     return {pid: line for pid, line in found if "gateway.engines" in line or "rank.py" in line}

@@ -37,7 +37,7 @@ async def page(run: Recorded) -> AsyncIterator[httpx.AsyncClient]:
             yield client
 
 
-async def told(page: httpx.AsyncClient, route: str, **params: Any) -> dict[str, Any]:
+async def get(page: httpx.AsyncClient, route: str, **params: Any) -> dict[str, Any]:
     answer = await page.get(route, params=params)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -46,28 +46,28 @@ async def told(page: httpx.AsyncClient, route: str, **params: Any) -> dict[str, 
 async def test_a_runs_curves_and_list_are_as_they_were_recorded(
     page: httpx.AsyncClient, run: Recorded
 ) -> None:
-    (known,) = (await told(page, "/runs"))["runs"]
+    (known,) = (await get(page, "/runs"))["runs"]
     assert (known["run"], known["model"], known["last_step"]) == (RUN, "demo", STEPS)
-    curves = await told(page, "/steps")
+    curves = await get(page, "/steps")
     steps = list(range(1, STEPS + 1))
     assert curves["step"] == steps
     assert curves["figures"]["loss"] == [figures(step)["loss"] for step in steps]
     assert curves["figures"]["eval/reward_mean"] == [pytest.approx(0.5 + step / 20) for step in steps]
-    listed = await told(page, "/episodes", total=True, limit=100)
+    listed = await get(page, "/episodes", total=True, limit=100)
     assert listed["total"] == len(listed["episodes"]) == len(run.trained) + 4
-    assert (await told(page, f"/episodes/{run.open}"))["state"] == "open"
-    (shown,) = (await told(page, "/episodes", text=run.trained[0], preview=True))["episodes"]
+    assert (await get(page, f"/episodes/{run.open}"))["state"] == "open"
+    (shown,) = (await get(page, "/episodes", text=run.trained[0], preview=True))["episodes"]
     assert shown["group"] == {"rewards": 4, "mean": 0.375, "std": pytest.approx(0.3125**0.5 / 2)}
     assert "Count the boats on the river." in shown["prompt_end"]
-    assert shown["reply_begin"]
-    assert "ZeroDivisionError" in (await told(page, f"/episodes/{run.failed}/why"))["error"]
+    assert shown["reply_start"]
+    assert "ZeroDivisionError" in (await get(page, f"/episodes/{run.failed}/why"))["error"]
 
 
 async def test_every_trained_token_has_the_figures_of_its_position(
     page: httpx.AsyncClient, run: Recorded
 ) -> None:
     episode = run.trained[3]  # it has a branch
-    found = await told(page, f"/episodes/{episode}/tokens")
+    found = await get(page, f"/episodes/{episode}/tokens")
     trained, nodes = found["trained"], found["nodes"]
     assert (trained["run"], trained["step"], trained["version"]) == (RUN, 1, 1)
     assert {node["lineage"] for node in nodes if node["sampled"]} == {0, 1}
@@ -86,7 +86,7 @@ async def test_every_trained_token_has_the_figures_of_its_position(
             assert trained["clipped"][row] == expected["clipped"]
             assert reason == ("ratio" if position % 13 == 0 else "")
             assert found["version"][row] == 0
-    trajectory = await told(page, f"/episodes/{episode}/trajectory")
+    trajectory = await get(page, f"/episodes/{episode}/trajectory")
     texts = ["".join(found["text"][n["start"] : n["start"] + n["tokens"]]) for n in nodes]
     assert texts == [node["text"] for node in trajectory["nodes"]]
     controls = {found["text"][place] for place in found["control"]}
@@ -97,7 +97,7 @@ async def test_later_nodes_alone_and_nothing_twice_are_sent_to_who_asks_so(
     page: httpx.AsyncClient, run: Recorded
 ) -> None:
     route = f"/episodes/{run.trained[3]}/tokens"
-    whole, rest = await told(page, route), await told(page, route, from_node=4)
+    whole, rest = await get(page, route), await get(page, route, from_node=4)
     start = next(node["start"] for node in whole["nodes"] if node["index"] == 4)
     assert rest["text"] == whole["text"][start:]
     assert rest["trained"]["advantage"] == whole["trained"]["advantage"][start:]
@@ -106,38 +106,38 @@ async def test_later_nodes_alone_and_nothing_twice_are_sent_to_who_asks_so(
     assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_what_has_no_figures_says_why(page: httpx.AsyncClient, run: Recorded) -> None:
-    found = await told(page, f"/episodes/{run.evaluated}/tokens")
+async def test_an_episode_without_figures_has_the_reason(page: httpx.AsyncClient, run: Recorded) -> None:
+    found = await get(page, f"/episodes/{run.evaluated}/tokens")
     assert (found["trained"], found["untrained_why"]) == (None, "no batch was trained on this episode")
     moved = run.folder / "trainer" / "tokens"
-    aside = moved.rename(moved.with_name("elsewhere"))
+    renamed = moved.rename(moved.with_name("elsewhere"))
     try:
-        found = await told(page, f"/episodes/{run.trained[0]}/tokens")
+        found = await get(page, f"/episodes/{run.trained[0]}/tokens")
     finally:
-        aside.rename(moved)
+        renamed.rename(moved)
     assert found["trained"] is None
     assert "[report] tokens_every" in found["untrained_why"]
 
 
-async def test_versions_timeline_and_health_are_told_from_the_store(
+async def test_versions_timeline_and_health_come_from_the_store(
     page: httpx.AsyncClient, run: Recorded
 ) -> None:
-    versions = (await told(page, "/versions"))["versions"]
+    versions = (await get(page, "/versions"))["versions"]
     assert [(v["version"], v["state"]) for v in versions] == [(n, "live") for n in range(STEPS + 1)]
     assert all(v["live_at"] for v in versions)
-    drawn = await told(page, "/timeline")
+    drawn = await get(page, "/timeline")
     (engine,) = drawn["engines"]
     assert engine["spans"][-1]["state"] == "open"
     with sqlite3.connect(run.folder / "gateway.db") as database:
         assert drawn["to"] == database.execute("SELECT max(at) FROM events").fetchone()[0]
     for earlier, later in zip(engine["spans"], engine["spans"][1:], strict=False):
         assert earlier["to"] == later["from"]
-    judged = {signal["name"]: signal for signal in (await told(page, "/health"))["signals"]}
+    judged = {signal["name"]: signal for signal in (await get(page, "/health"))["signals"]}
     assert judged["excluded_share"]["value"] == pytest.approx(2 / (len(run.trained) + 2))
     assert judged["excluded_share"]["state"] == "warn"
     assert judged["equal_reward_groups"]["value"] == 0.25
     assert judged["unparsed_tool_calls"]["state"] == "ok"
-    slowest = (await told(page, "/staleness"))["slowest"]
+    slowest = (await get(page, "/staleness"))["slowest"]
     assert [group["episodes"] for group in slowest] == [[run.open]]
 
 
@@ -163,7 +163,7 @@ async def test_nothing_is_changed_by_looking_and_nothing_can_be(
         "/batches",
         "/timeline",
     ):
-        await told(page, route)
+        await get(page, route)
     refused = [
         await page.delete(f"/episodes/{run.failed}"),
         await page.post("/episodes", json={"task_id": "t"}),
@@ -176,14 +176,14 @@ async def test_nothing_is_changed_by_looking_and_nothing_can_be(
     assert digest() == before
 
 
-def test_a_run_is_found_in_its_folder_and_beside_its_trainers(run: Recorded, tmp_path: Path) -> None:
+def test_a_run_is_found_in_its_folder_and_in_that_of_its_trainer(run: Recorded, tmp_path: Path) -> None:
     assert find_run(run.folder).store == find_run(run.folder / "trainer").store
-    for folder, said in (
+    for folder, reason in (
         (run.folder / "nowhere", "no such folder"),
         (tmp_path, "is not a run"),
         (run.folder / "model", "is not a run"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=reason):
             find_run(folder)
     for name in ("a.db", "b.db"):
         (tmp_path / name).touch()

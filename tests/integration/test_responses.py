@@ -1,4 +1,4 @@
-"""`/v1/responses` as the openai SDK sees it; the engine says what the test wrote."""
+"""`/v1/responses` as the openai SDK sees it; the engine samples what the test wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.store import answers
 from headgate.errors import Unavailable
 from tests.harness.agents import client_of, sdk
 from tests.harness.records import nodes_of
-from tests.harness.responses import Scripted, checked, create, one_path, streamed
+from tests.harness.responses import Scripted, create, one_path, streamed
 from tests.harness.retries import RETRY
 from tests.harness.scripted import TOOL_CALL, scripted_gateway
 
@@ -61,7 +61,7 @@ async def test_a_whole_response(scripted: Scripted) -> None:
         assert (await client.responses.retrieve(response.id)) == response
 
 
-async def test_a_stream_says_the_same_and_its_id_is_good_at_once(scripted: Scripted) -> None:
+async def test_a_stream_is_the_same_and_its_id_is_valid_immediately(scripted: Scripted) -> None:
     gateway, engine = scripted
     engine.replies.append("Hello, wörld 🙂")
     async with client_of(gateway) as (client, _):
@@ -91,61 +91,6 @@ async def test_the_sdks_stream_helper_builds_the_response(scripted: Scripted) ->
         assert stored.usage == final.usage
         for kind in ("reasoning_text.done", "function_call_arguments.done", "content_part.done"):
             assert f"response.{kind}" in kinds
-
-
-async def test_the_sync_sdk(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies += ["whole", "streamed"]
-    opened = await gateway.admin.open_episode("task")
-
-    def work() -> tuple[str, str]:
-        with openai.OpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=0) as client:
-            first = checked(client.responses.create(model="m", input="hi"))
-            with client.responses.stream(model="m", input="and?", previous_response_id=first.id) as stream:
-                stream.until_done()
-                return first.output_text, stream.get_final_response().output_text
-
-    assert await asyncio.to_thread(work) == ("whole", "streamed")
-
-
-async def test_reasoning_is_an_item_before_the_message(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies += ["<think>\nhm hm\n</think>\n\nyes"] * 2
-    async with client_of(gateway, mode="eval") as (client, _):
-        response = await create(client, "hi", include=["reasoning.encrypted_content"])
-        thought, said = response.output
-        assert (thought.content[0].text, said.content[0].text) == ("hm hm", "yes")
-        assert thought.encrypted_content is None
-        assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
-        events = await streamed(client, "hi, you")
-        text = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
-        assert "".join(text) == "hm hm"
-        assert len(text) > 1
-
-
-async def test_a_limit_makes_the_response_incomplete(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies += ["long enough"] * 2
-    async with client_of(gateway) as (client, _):
-        response = await create(client, "hi", max_output_tokens=4)
-        assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        assert response.output_text == "long"
-        *_, last = await streamed(client, "hello", max_output_tokens=4)
-        assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
-
-
-async def test_logprobs(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies += ["yes"] * 2
-    async with client_of(gateway) as (client, _):
-        include: Any = ["message.output_text.logprobs"]
-        response = await create(client, "hi", include=include)
-        entries = response.output[0].content[0].logprobs
-        assert [entry.token for entry in entries] == ["y", "e", "s"]
-        assert [entry.logprob for entry in entries] == [-1 / 64, -2 / 64, -3 / 64]
-        events = await streamed(client, "ho", include=include)
-        said = [e.logprobs for e in events if e.type == "response.output_text.delta"]
-        assert [entry.token for some in said for entry in some] == ["y", "e", "s"]
 
 
 def output(call: Any) -> Any:
@@ -227,8 +172,8 @@ async def test_an_item_can_be_referred_to(scripted: Scripted) -> None:
     engine.replies += [TOOL_CALL, "It is 3."]
     async with client_of(gateway) as (client, episode):
         first = await create(client, "1 + 2?", tools=[ADD])
-        asked = (await client.responses.input_items.list(first.id)).data
-        references: Any = [{"type": "item_reference", "id": item.id} for item in (*asked, *first.output)]
+        given = (await client.responses.input_items.list(first.id)).data
+        references: Any = [{"type": "item_reference", "id": item.id} for item in (*given, *first.output)]
         second = await create(client, [*references, output(first.output[-1])], tools=[ADD])
         assert second.output_text == "It is 3."
         await one_path(gateway, episode, turns=2)
@@ -257,7 +202,12 @@ async def test_answers_branch_where_clients_go_on_from_the_same_one(scripted: Sc
         right = await create(client, "r?", previous_response_id=root.id)
         await create(client, "m?", previous_response_id=right.id)
         text = gateway.model.renderer.decode(engine.requests[-1]["token_ids"])
-        assert [text.find(said) > 0 for said in ("root", "left", "right", "m?")] == [True, False, True, True]
+        assert [text.find(reply) > 0 for reply in ("root", "left", "right", "m?")] == [
+            True,
+            False,
+            True,
+            True,
+        ]
         assert text.index("root") < text.index("r?") < text.index("right") < text.index("m?")
 
 
@@ -331,12 +281,12 @@ async def test_input_items_are_listed_page_by_page(scripted: Scripted) -> None:
         response = await create(client, given)
         for order in ("asc", "desc"):
             items = [i async for i in client.responses.input_items.list(response.id, order=order, limit=2)]  # type: ignore[arg-type]
-            said = [item.content[0].text for item in items]  # type: ignore[union-attr]
-            assert said == [str(i) for i in (range(5) if order == "asc" else range(4, -1, -1))]
+            texts = [item.content[0].text for item in items]  # type: ignore[union-attr]
+            assert texts == [str(i) for i in (range(5) if order == "asc" else range(4, -1, -1))]
         page = await client.responses.input_items.list(response.id, limit=2, after=items[2].id)
         assert (page.has_more, len(page.data)) == (False, 2)
         with pytest.raises(openai.BadRequestError):
-            await client.responses.input_items.list(response.id, after="msg_nobody")
+            await client.responses.input_items.list(response.id, after="msg_unknown")
 
 
 async def test_what_is_refused_of_a_stored_response(scripted: Scripted) -> None:
@@ -373,22 +323,22 @@ async def test_a_retry_gets_the_same_answer(scripted: Scripted, stream: bool) ->
     body: dict[str, Any] = {"tools": [ADD], "extra_headers": RETRY}
     async with client_of(gateway) as (client, episode):
         if stream:
-            said = [(await streamed(client, "hi", **body))[-1].response for _ in range(2)]
+            responses = [(await streamed(client, "hi", **body))[-1].response for _ in range(2)]
         else:
-            said = [await create(client, "hi", **body) for _ in range(2)]
-        assert said[0] == said[1]
+            responses = [await create(client, "hi", **body) for _ in range(2)]
+        assert responses[0] == responses[1]
         assert len(engine.requests) == 1
-        assert await client.responses.retrieve(said[0].id) == said[0]
+        assert await client.responses.retrieve(responses[0].id) == responses[0]
         await one_path(gateway, episode, turns=1)
 
 
 async def test_a_failure_in_the_middle_raises(scripted: Scripted) -> None:
     gateway, engine = scripted
     engine.replies.append("half of it")
-    says = engine.generate
+    generate = engine.generate
 
     async def half(body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        async for chunk in says(body):
+        async for chunk in generate(body):
             yield chunk
             if chunk["token_ids"] == engine.encode("f"):
                 await asyncio.Event().wait()
@@ -431,22 +381,22 @@ async def test_an_answer_that_cannot_be_stored_is_not_called_complete(
         assert len(engine.requests) == 1
 
 
-async def test_what_was_used_is_said_by_a_retry_too(tiny_model: Path, tmp_path: Path) -> None:
-    """A training episode is sampled as the configuration says, and both processes say so."""
+async def test_a_retry_reports_the_used_settings_too(tiny_model: Path, tmp_path: Path) -> None:
+    """A training episode is sampled with the configured settings, which both processes report."""
     fixed = {"sampling": {"temperature": {"min": 0.75}, "top_p": {"max": 0.5}}}
-    asked: dict[str, Any] = {"temperature": 0.0, "reasoning": {"effort": "high"}, "truncation": "auto"}
+    body: dict[str, Any] = {"temperature": 0.0, "reasoning": {"effort": "high"}, "truncation": "auto"}
     async with scripted_gateway(tiny_model, tmp_path, **fixed) as (gateway, engine):
         engine.replies.append("yes")
         opened = await gateway.admin.open_episode("task")
         async with sdk(opened) as client:
-            first = await create(client, "hi", **asked)
+            first = await create(client, "hi", **body)
         recorded = await gateway.admin.episode(opened.episode_id)
     assert (first.temperature, first.top_p, first.truncation) == (0.75, 0.5, "auto")
     assert first.created_at <= first.completed_at <= first.created_at + 60
-    assert asked.items() <= recorded["calls"][0]["asked"].items()
+    assert body.items() <= recorded["calls"][0]["requested"].items()
     async with scripted_gateway(tiny_model, tmp_path, **fixed) as (gateway, engine):
         again = sdk(replace(opened, base_url=f"{gateway.url}/v1"))
-        assert await create(again, "hi", **asked, extra_headers=RETRY) == first
+        assert await create(again, "hi", **body, extra_headers=RETRY) == first
         assert engine.requests == []
         await again.close()
 

@@ -1,4 +1,4 @@
-"""Stored answers under an agent's key: they tell the episode, and are reached in all of the agent's."""
+"""Stored answers under an agent's key: they identify the episode, and are reached in all of the agent's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.waiting import LONG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-KEYS = {name: f"the-key-of-{name}-and-nobody-else" for name in ("ann", "bob")}
+KEYS = {name: f"the-key-of-{name}-alone" for name in ("ann", "bob")}
 Clients = dict[str, openai.AsyncOpenAI]
 
 
@@ -55,9 +55,7 @@ async def test_a_chain_belongs_to_the_episode_in_which_it_began(
     gateway, engine = scripted
     chains: list[Any] = [None, None]
     for turn in range(3):
-        for i in range(
-            2
-        ):  # the same is asked in both, so that only the answer that is continued tells them apart
+        for i in range(2):  # equal input in both, so that only the continued answer distinguishes them
             engine.replies.append("the same")
             previous = chains[i].id if chains[i] else None
             send = streamed if stream else create
@@ -69,9 +67,7 @@ async def test_a_chain_belongs_to_the_episode_in_which_it_began(
         await one_path(gateway, episode, turns=3)
 
 
-async def test_an_agent_reaches_its_own_answers_and_nobody_elses(
-    scripted: Scripted, clients: Clients
-) -> None:
+async def test_an_agent_reaches_only_its_own_answers(scripted: Scripted, clients: Clients) -> None:
     engine = scripted[1]
     ann, bob = clients["ann"], clients["bob"]
     engine.replies += ["a", "b"]

@@ -31,7 +31,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def asked(client: openai.AsyncOpenAI, body: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
+async def request(client: openai.AsyncOpenAI, body: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
     """The events of an answer, each as the SDK types it, and the answer's headers."""
     metadata = {"client_metadata": body["client_metadata"]}
     known = {name: value for name, value in body.items() if name not in metadata}
@@ -56,7 +56,7 @@ async def test_a_session(scripted: Scripted) -> None:
     sent = []
     async with client_of(gateway) as (client, episode):
         for outputs in ("function_call_output", "custom_tool_call_output", "function_call_output", ""):
-            events, headers = await asked(client, body)
+            events, headers = await request(client, body)
             assert headers["x-headgate-dropped-tools"] == "web_search"
             items = [event.item.to_dict() for event in events if event.type == "response.output_item.done"]
             sent += [(event.type, event.to_dict()) for event in events]
@@ -75,7 +75,9 @@ async def test_a_session(scripted: Scripted) -> None:
     custom = [event for kind, event in sent if kind.startswith("response.custom_tool_call_input")]
     assert [event["type"].rpartition(".")[2] for event in custom] == ["delta", "done"]
     assert custom[0]["delta"] == custom[1]["input"] == calls[1]["input"]
-    assert [kept["asked"]["client_metadata"] for kept in recorded["calls"]] == [body["client_metadata"]] * 4
+    assert [kept["requested"]["client_metadata"] for kept in recorded["calls"]] == [
+        body["client_metadata"]
+    ] * 4
 
 
 async def test_dropped_tools_are_counted(scripted: Scripted) -> None:
@@ -94,7 +96,7 @@ async def test_dropped_tools_are_counted(scripted: Scripted) -> None:
     assert await counted() == before + 1
 
 
-async def test_hosted_tools_are_refused_where_the_setting_says_so(tiny_model: Path, tmp_path: Path) -> None:
+async def test_hosted_tools_are_refused_by_setting(tiny_model: Path, tmp_path: Path) -> None:
     async with (
         scripted_gateway(tiny_model, tmp_path, server={"hosted_tools": "refuse"}) as (gateway, _),
         client_of(gateway) as (client, _),

@@ -32,7 +32,7 @@ WHOLE = {
     "extra": {"kept": True},
 }
 PLACE = {"item_id": "m", "output_index": 0, "content_index": 0}
-TEXT = 'it says "type":"response.completed" and\nevent: response.completed'
+TEXT = 'it has "type":"response.completed" and\nevent: response.completed'
 
 
 def event(kind: str, sequence: int, named: bool = True, **fields: Any) -> bytes:
@@ -40,7 +40,7 @@ def event(kind: str, sequence: int, named: bool = True, **fields: Any) -> bytes:
     return (f"event: {kind}\n" if named else "").encode() + f"data: {data}\n\n".encode()
 
 
-def said(last: str = "response.completed", named: bool = True) -> list[bytes]:
+def stream_of(last: str = "response.completed", named: bool = True) -> list[bytes]:
     delta = event("response.output_text.delta", 1, named, **PLACE, delta=TEXT, logprobs=[])
     begun = event("response.created", 0, named, response={**WHOLE, "status": "in_progress"})
     more: dict[str, Any] = {"response": WHOLE} if last != "error" else {"message": "no", "code": None}
@@ -62,7 +62,7 @@ async def relayed(tiny_model: Path, tmp_path: Path) -> AsyncIterator[tuple[Runni
 
 
 def answering(there: Responding, response: Response) -> None:
-    async def respond(_asked: dict[str, Any]) -> Response:
+    async def respond(_body: dict[str, Any]) -> Response:
         return response
 
     there.respond = respond
@@ -77,8 +77,8 @@ async def test_a_whole_response_is_the_upstreams_own(relayed: tuple[RunningGatew
         assert answer.to_dict() == WHOLE
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(answer.id)
-    ((sent, asked),) = there.requests
-    assert asked == {"model": "big-one", "input": "hi", "background": True}
+    ((sent, body),) = there.requests
+    assert body == {"model": "big-one", "input": "hi", "background": True}
     assert sent["authorization"] == "Bearer sk-of-the-admin"
     call, exchange = await call_of(gateway, opened.episode_id)
     assert (call["api"], call["finish_reason"]) == ("responses", "upstream")
@@ -91,11 +91,11 @@ async def test_a_stream_is_the_upstreams_own(
     relayed: tuple[RunningGateway, Responding], last: str, named: bool
 ) -> None:
     gateway, there = relayed
-    answering(there, events(said(last, named)))
+    answering(there, events(stream_of(last, named)))
     episode, headers = await gateway.open("task")
     body = {"model": "oracle", "input": "hi", "stream": True}
     answer = await gateway.http.post("/v1/responses", json=body, headers=headers)
-    assert answer.content == b"".join(said(last, named))
+    assert answer.content == b"".join(stream_of(last, named))
     call, exchange = await call_of(gateway, episode)
     assert (call["finish_reason"], exchange["response"].encode()) == ("upstream", answer.content)
 
@@ -105,7 +105,7 @@ async def test_the_last_event_leaves_after_the_commit(
     relayed: tuple[RunningGateway, Responding], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway, there = relayed
-    whole, commit = b"".join(said()), asyncio.Event()
+    whole, commit = b"".join(stream_of()), asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(whole), size):
@@ -133,9 +133,9 @@ async def test_the_last_event_leaves_after_the_commit(
 
 @pytest.mark.parametrize("end", [b"", b"data: [DONE]\n\n"])
 async def test_one_that_broke_off_raises(relayed: tuple[RunningGateway, Responding], end: bytes) -> None:
-    """`[DONE]` ends nothing here, and what the model says is not how it ends."""
+    """`[DONE]` ends nothing here, and the text of the model does not end it."""
     gateway, there = relayed
-    answering(there, events([*said()[:2], end]))
+    answering(there, events([*stream_of()[:2], end]))
     opened = await gateway.admin.open_episode("task")
     async with sdk(opened) as client:
         stream = await client.responses.create(model="oracle", input="hi", stream=True)

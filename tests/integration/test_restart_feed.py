@@ -1,7 +1,7 @@
 """A gateway that crashes between any two events, or is killed while one is on its way, goes on as if nothing had happened.
 
 Two truths that the gateway has no part in: what an uninterrupted run shows after every action, and what the client's acknowledged
-actions say must be in every batch.
+actions must have put into every batch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ import pytest
 from gateway.engines.fake import FakeEngine, create_fake_app
 from headgate.client.admin import GatewayClient, GatewayRefused
 from headgate.processes.ports import free_port
-from headgate.types import (
-    Group,
-    Lease,
-    TokenFlag,
-)
+from headgate.types import Group, Lease, TokenFlag
 from tests.harness import programs
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.stores import crashed
@@ -64,15 +60,12 @@ SCRIPT: list[Action] = [
 ]
 """Batches of two groups, eta 1. `open` names an episode, its group and the group's size."""
 
-TRUTH = {
-    0: {"b": {"b0": 0.5}, "a": {"a0": 0.25, "a1": 1.0}},
-    1: {"c": {"c1": 0.75}, "e": {"e0": 0.0}},
-}
+TRUTH = {0: {"b": {"b0": 0.5}, "a": {"a0": 0.25, "a1": 1.0}}, 1: {"c": {"c1": 0.75}, "e": {"e0": 0.0}}}
 """The trained batches' content: groups in the order they finished, rewarded episodes in the order they were opened."""
 
 
 class Driver:
-    """Does what a script says, and names episodes as the script does, whatever their ids are."""
+    """Run the actions of a script, with its names for episodes in place of their ids."""
 
     def __init__(self, url: str, work: Path) -> None:
         self.admin = GatewayClient(url)
@@ -81,7 +74,7 @@ class Driver:
         self.keys: dict[str, str] = {}
         self.ids: dict[str, str] = {}
         self.names: dict[str, str] = {}
-        self.said: dict[str, int] = {}
+        self.sampled: dict[str, int] = {}
         self.lease: Lease | None = None
 
     async def close(self) -> None:
@@ -98,7 +91,7 @@ class Driver:
                 body = {"model": "any", "max_tokens": 6, "messages": [{"role": "user", "content": name}]}
                 headers = {"Authorization": f"Bearer {self.keys[name]}"}
                 answer = await self.http.post("/v1/chat/completions", json=body, headers=headers)
-                self.said[name] = answer.raise_for_status().json()["usage"]["completion_tokens"]
+                self.sampled[name] = answer.raise_for_status().json()["usage"]["completion_tokens"]
             case ("reward", name, value):
                 await self.admin.reward(self.ids[name], float(value))
             case ("abandon", name):
@@ -132,7 +125,7 @@ class Driver:
                 self.lease = None
 
     async def again(self, action: Action) -> None:
-        """An action whose answer was lost: it is done once more, and that it was done already is no error."""
+        """An action whose answer was lost: it is sent once more, and an effect that exists already is not an error."""
         try:
             await self.do(action)
         except GatewayRefused as refusal:
@@ -224,7 +217,7 @@ async def expected(model: Path, work: Path, views: list[dict[str, Any]]) -> list
 
 
 def check_truth(driver: Driver, view: dict[str, Any]) -> None:
-    """The batches hold what the client's actions say, and no token that it was not told of."""
+    """The batches hold the effects of the client's actions, and no token that it did not receive."""
     held = {
         buffer: {
             group_id: {name: reward for name, reward, _ in members} for group_id, _, _, members in groups
@@ -238,7 +231,7 @@ def check_truth(driver: Driver, view: dict[str, Any]) -> None:
             assert version <= own == buffer <= version + 1
             for name, _, nodes in members:
                 versions, flags = ([x for node in nodes for x in node[i]] for i in (4, 5))
-                assert len(versions) == driver.said[name]
+                assert len(versions) == driver.sampled[name]
                 assert all(v >= buffer - 1 for v in versions)
                 assert not any(f & TokenFlag.LATE for f in flags)
 
@@ -246,7 +239,7 @@ def check_truth(driver: Driver, view: dict[str, Any]) -> None:
 async def test_a_crash_after_any_event_is_not_seen(
     tiny_model: Path, tmp_path: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
-    """After each, the next gateway finds what is committed, and no more; the last one's orderly end comes to nobody's ears."""
+    """After each, the next gateway finds what is committed, and no more; the orderly end of the one before was never recorded."""
     views = await expected(tiny_model, tmp_path / "whole", uninterrupted)
     async with world(tiny_model, tmp_path / "crashed") as (values, driver):
         before: dict[str, Any] | None = None

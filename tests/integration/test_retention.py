@@ -1,4 +1,4 @@
-"""Episodes are deleted when they are old, or when somebody asks for it, unless something may still need them."""
+"""Episodes are deleted when they are old, or on request, unless something may still need them."""
 
 from __future__ import annotations
 
@@ -133,9 +133,7 @@ async def test_the_coordinator_looks_for_old_episodes_itself(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.coordinator._RETENTION_EVERY_S", 0.05)
-    values["retention"] = {
-        "keep_days": 1e-9,
-    }
+    values["retention"] = {"keep_days": 1e-9}
     async with run_gateway(values) as gateway:
         await gateway.admin.abandon(await sampled(gateway, "a"), "gone")
         async with within("the old episode is deleted"):
@@ -143,7 +141,7 @@ async def test_the_coordinator_looks_for_old_episodes_itself(
                 pass
 
 
-async def test_an_episode_is_deleted_when_asked(values: dict[str, Any]) -> None:
+async def test_an_episode_is_deleted_on_request(values: dict[str, Any]) -> None:
     async with run_gateway(values) as gateway:
         assert await code_of(gateway, "ep-nowhere") == (404, "no_episode")
         first = await sampled(gateway, "a")
@@ -164,7 +162,7 @@ async def test_an_episode_is_deleted_when_asked(values: dict[str, Any]) -> None:
         assert second in await there(gateway)
 
 
-async def test_what_became_of_a_deleted_episode_can_be_asked(values: dict[str, Any]) -> None:
+async def test_the_end_of_a_deleted_episode_is_kept(values: dict[str, Any]) -> None:
     async with run_gateway(values) as gateway:
         first, _ = await rewarded(gateway, "a", "b")
         dropped, evaluation = await sampled(gateway, "c"), await sampled(gateway, "e", "eval")
@@ -173,35 +171,19 @@ async def test_what_became_of_a_deleted_episode_can_be_asked(values: dict[str, A
         await trained(gateway, 0, "")
         now = time.time()
         await retention.prune(gateway.services.database, Ages(now, now, now))
-        told = {episode: await gateway.admin.why(episode) for episode in (first, dropped, evaluation)}
-        assert [why["verdict"] for why in told.values()] == [
+        stories = {episode: await gateway.admin.why(episode) for episode in (first, dropped, evaluation)}
+        assert [why["verdict"] for why in stories.values()] == [
             "deleted; it was trained in batch 0 as version 1",
             "deleted; it was not trained, and ended as 'gone'",
             "deleted; it was an evaluation episode",
         ]
-        assert [[step["kind"] for step in why["story"]] for why in told.values()] == [["deleted"]] * 3
-        assert told[first]["story"][0]["words"] == (
+        assert [[step["kind"] for step in why["story"]] for why in stories.values()] == [["deleted"]] * 3
+        assert stories[first]["story"][0]["words"] == (
             "it was deleted with all that was recorded in it, because it was older than [retention] keeps episodes"
         )
         database = gateway.services.database
         await retention.prune(database, EVERYTHING)
         assert (await gateway.http.get(f"/admin/v1/episodes/{first}/why")).status_code == 404
-
-
-async def test_pages_follow_one_another(values: dict[str, Any]) -> None:
-    async with run_gateway(values) as gateway:
-        opened = [(await gateway.open("t", mode="eval"))[0] for _ in range(5)]
-        seen: list[str] = []
-        query: dict[str, Any] = {"limit": 2}
-        while True:
-            answer = (await gateway.http.get("/admin/v1/episodes", params=query)).json()
-            seen += [row["id"] for row in answer["episodes"]]
-            if answer["next"] is None:
-                break
-            query["after"] = answer["next"]
-        assert seen == opened[::-1]
-        refused = await gateway.http.get("/admin/v1/episodes", params={"after": "nonsense"})
-        assert refused.status_code == 400
 
 
 async def test_counts_follow_what_happens(values: dict[str, Any]) -> None:
@@ -233,7 +215,9 @@ def config_of(values: dict[str, Any], tmp_path: Path) -> Path:
     return path
 
 
-async def test_prune_says_what_it_would_delete_and_deletes_it(values: dict[str, Any], tmp_path: Path) -> None:
+async def test_prune_reports_what_it_would_delete_and_deletes_it(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
     async with run_gateway(values) as gateway:
         kept = await rewarded(gateway, "a")
         await gateway.admin.abandon(await sampled(gateway, "b", metadata={"ballast": "x" * _BALLAST}), "gone")
@@ -249,13 +233,15 @@ async def test_prune_says_what_it_would_delete_and_deletes_it(values: dict[str, 
         with sqlite3.connect(database) as connection:
             return connection.execute("SELECT count(*) FROM episodes").fetchone()[0]
 
-    said = "1 episodes (1 untrained) with 1 calls; kept, though old enough: 1 because its group is not over"
+    summary = (
+        "1 episodes (1 untrained) with 1 calls; kept, though old enough: 1 because its group is not over"
+    )
     assert await asyncio.to_thread(pruned, "--older-than", "0", "--dry-run") == (
-        f"would delete {said}, so it may still be trained\n"
+        f"would delete {summary}, so it may still be trained\n"
     )
     assert await left() == 2
     size = database.stat().st_size
-    assert (await asyncio.to_thread(pruned, "--older-than", "0", "--vacuum")).startswith(f"deleted {said}")
+    assert (await asyncio.to_thread(pruned, "--older-than", "0", "--vacuum")).startswith(f"deleted {summary}")
     assert await left() == len(kept)
     assert database.stat().st_size < size - _BALLAST / 2
     refused = await asyncio.to_thread(CliRunner().invoke, app, ["prune", "--config", config])

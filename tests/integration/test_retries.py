@@ -36,20 +36,20 @@ async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 0) -
     return turn
 
 
-def told(answer: httpx.Response) -> dict[str, Any]:
-    """Returns the text of a streamed or whole answer, however it was cut into chunks."""
+def content_of(answer: httpx.Response) -> dict[str, Any]:
+    """Return the text of a streamed or whole answer, however it was cut into chunks."""
     assert answer.status_code == 200, answer.text
     if "event-stream" not in answer.headers["content-type"]:
         return answer.json()
     *events, done = [json.loads(e[6:]) if "[DONE]" not in e else "" for e in answer.text.split("\n\n") if e]
     assert done == "", "the stream ended as it should"
-    said: dict[str, Any] = {"id": {event["id"] for event in events}, "usage": events[-1].get("usage")}
+    joined: dict[str, Any] = {"id": {event["id"] for event in events}, "usage": events[-1].get("usage")}
     for choice in (choice for event in events for choice in event["choices"]):
         for name, value in [*choice["delta"].items(), ("finish", choice["finish_reason"])]:
             if value is not None:
-                said[name] = said[name] + value if name in said else value
-        said.setdefault("logprobs", []).extend((choice["logprobs"] or {"content": []})["content"])
-    return said
+                joined[name] = joined[name] + value if name in joined else value
+        joined.setdefault("logprobs", []).extend((choice["logprobs"] or {"content": []})["content"])
+    return joined
 
 
 @asynccontextmanager
@@ -132,7 +132,7 @@ async def test_a_stream_that_breaks_is_resumed_by_an_equal_request(gateway: Runn
     again = await send(gateway, headers, body)
     assert again.text.split("\n\n")[: len(received)] == received, "the same events, from the first on"
     turn = await check_one_turn(gateway, episode)
-    entries = told(again)["logprobs"]
+    entries = content_of(again)["logprobs"]
     assert [entry["logprob"] for entry in entries] == pytest.approx(turn["logprobs"])
 
 
@@ -145,12 +145,12 @@ async def test_a_retry_joins_the_call_in_flight(gateway: RunningGateway) -> None
     retry = asyncio.create_task(send(gateway, headers, body, **RETRY), name="retry")
     await read_by(gateway, 2)
     await release(gateway)
-    assert told(await retry) == told(await first)
+    assert content_of(await retry) == content_of(await first)
     await check_one_turn(gateway, episode)
 
 
 async def read_by(gateway: RunningGateway, clients: int) -> None:
-    """Waits until so many clients read the reply of the only call."""
+    """Wait until this number of clients read the reply of the only call."""
     (completion,) = [call for live in gateway.services.episodes._live.values() for call in live.calls]
     await until(lambda: len(completion.reply.readers) == clients, f"{clients} clients read the reply")
 
@@ -253,15 +253,15 @@ async def test_the_record_answers_a_retry_after_the_end_and_after_a_restart(
             engine.encode = lambda text: backend.encode(text, add_special_tokens=False).ids
             engine.replies.append(f"<think>\nhm\n</think>\n\nlet me see\n{TOOL_CALL}{TOOL_CALL}")
             episode, headers = await gateway.open("task")
-            first = told(await send(gateway, headers, body))
-            assert told(await send(gateway, headers, body, **RETRY)) == first
+            first = content_of(await send(gateway, headers, body))
+            assert content_of(await send(gateway, headers, body, **RETRY)) == first
         async with run_gateway(values, in_process=False) as gateway:
-            assert told(await send(gateway, headers, body, **RETRY)) == first
+            assert content_of(await send(gateway, headers, body, **RETRY)) == first
             assert len(await turns_of(gateway, episode)) == len(engine.requests) == 1
-    said = first if stream else first["choices"][0]["message"]
-    assert said["reasoning_content"] == "hm"
-    assert said["content"] == "let me see"
-    assert len({call["id"] for call in said["tool_calls"]}) == 2
+    message = first if stream else first["choices"][0]["message"]
+    assert message["reasoning_content"] == "hm"
+    assert message["content"] == "let me see"
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
     assert first["usage"]["completion_tokens"] > 20
 
 
@@ -272,9 +272,9 @@ async def test_a_stop_string_ends_the_recorded_reply_where_it_ended_the_first(
         engine.replies.append("one two three")
         _, headers = await gateway.open("task")
         body = {"model": "m", "messages": [USER], "stop": [" two"], "logprobs": True}
-        first = told(await send(gateway, headers, body))
+        first = content_of(await send(gateway, headers, body))
         assert first["choices"][0]["message"]["content"] == "one"
-        assert told(await send(gateway, headers, body, **RETRY)) == first
+        assert content_of(await send(gateway, headers, body, **RETRY)) == first
 
 
 async def test_a_finished_reply_is_kept_for_a_client_that_could_not_have_it(
@@ -338,7 +338,7 @@ async def test_a_call_that_sampled_nothing_leaves_nothing_and_can_be_joined(
     await check_one_turn(gateway, episode)
 
 
-async def test_a_seeded_call_is_not_resumed_but_begun_anew(gateway: RunningGateway) -> None:
+async def test_a_seeded_call_is_not_resumed_but_sampled_again(gateway: RunningGateway) -> None:
     """The state of its sampler is lost with its run."""
     episode, headers = await gateway.open("task")
     body = lasting(gateway, seed=3)

@@ -1,4 +1,4 @@
-"""Rewards that are no rewards, at every door of a running gateway: refused by name, and nothing of them is stored."""
+"""Wrong rewards, on every route of a running gateway: refused by name, and nothing of them is stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_S = 300.0
 
 @pytest.fixture
 async def bounded(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """Rewards are between -1 and 2; one group of two makes a batch; a grader answers what the metadata says."""
+    """Rewards are between -1 and 2; one group of two makes a batch; a grader returns the value of the metadata."""
     values = settings_for(
         tiny_model,
         tmp_path,
@@ -40,27 +40,24 @@ async def post(gateway: RunningGateway, path: str, body: str) -> tuple[int, dict
 
 
 async def refused(gateway: RunningGateway, path: str, body: str, words: str) -> None:
-    status, said = await post(gateway, path, body)
-    assert status == 400, said
-    assert "reward" in said["error"]["param"]
-    assert words in said["error"]["message"]
+    status, answer = await post(gateway, path, body)
+    assert status == 400, answer
+    assert "reward" in answer["error"]["param"]
+    assert words in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-async def test_what_is_no_number_is_refused_wherever_it_is_posted(
-    gateway: RunningGateway, value: str
-) -> None:
+async def test_a_reward_that_is_not_a_number_is_refused_on_every_route(gateway: RunningGateway) -> None:
     episode, headers = await gateway.open("task")
     call = await called(gateway, headers)
-    bodies = [
-        (f"{episode}/reward", f'{{"reward": {value}}}'),
-        (f"{episode}/reward", f'{{"reward": {value}, "final": false}}'),
-        (f"{episode}/reward", f'{{"reward": 1, "components": {{"form": {value}}}}}'),
-        (f"{episode}/calls/{call}/reward", f'{{"reward": {value}}}'),
-    ]
-    for path, body in bodies:
-        status, said = await post(gateway, path, body)
-        assert status == 400, (body, said)
+    for value in NO_NUMBERS:
+        for path, body in (
+            (f"{episode}/reward", f'{{"reward": {value}}}'),
+            (f"{episode}/reward", f'{{"reward": {value}, "final": false}}'),
+            (f"{episode}/reward", f'{{"reward": 1, "components": {{"form": {value}}}}}'),
+            (f"{episode}/calls/{call}/reward", f'{{"reward": {value}}}'),
+        ):
+            status, answer = await post(gateway, path, body)
+            assert status == 400, (body, answer)
     row = await gateway.admin.episode(episode)
     assert (row["state"], row["reward"], [c["reward"] for c in row["calls"]]) == ("open", None, [None])
 
@@ -96,38 +93,35 @@ async def test_a_gateway_without_settings_refuses_what_makes_nan_of_weights(gate
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize(
-    ("answer", "call_reward", "words"),
-    [
+async def test_a_grade_out_of_bounds_drops_the_episode_with_the_reason(
+    bounded: RunningGateway, mode: Any
+) -> None:
+    for grade, call_reward, reason in (
         (5.0, None, "value: the reward 5 is not allowed: [rewards] allows -1 to 2"),
         (1e308, None, "[rewards]"),
         (True, None, "a number, not True"),
         ("0.5", None, "a number, not '0.5'"),
         (1.5, 1.0, "the sum of the grade and of the rewards posted on calls: the reward 2.5 is not allowed"),
-    ],
-)
-async def test_a_grade_out_of_bounds_drops_the_episode_and_says_why(
-    bounded: RunningGateway, answer: Any, call_reward: float | None, words: str, mode: Any
-) -> None:
-    episode, headers = await bounded.begin("task", metadata={"value": answer}, mode=mode)
-    if call_reward is not None:
-        await bounded.admin.call_reward(episode, await called(bounded, headers), call_reward)
-    fate = await bounded.admin.close_episode(episode, wait_s=LONG_S)
-    assert (fate["state"], fate["reason"], fate["reward"]) == ("closed", "grading_failed", None)
-    assert words in (await bounded.admin.episode(episode))["error"]
-    assert words in (await bounded.admin.why(episode))["error"]
-    assert (await bounded.admin.status())["free_slots"] == 1
+    ):
+        episode, headers = await bounded.begin("task", metadata={"value": grade}, mode=mode)
+        if call_reward is not None:
+            await bounded.admin.call_reward(episode, await called(bounded, headers), call_reward)
+        fate = await bounded.admin.close_episode(episode, wait_s=LONG_S)
+        assert (fate["state"], fate["reason"], fate["reward"]) == ("closed", "grading_failed", None)
+        assert reason in (await bounded.admin.episode(episode))["error"]
+        assert reason in (await bounded.admin.why(episode))["error"]
+        assert (await bounded.admin.status())["free_slots"] == 1
 
 
 async def test_an_agent_that_failed_frees_its_place_and_a_batch_still_fills(bounded: RunningGateway) -> None:
     """A group of three of which one failed is trained with two; its error is kept, shortened, with its beginning and its end."""
-    said = "ValueError: at first\n" + "x" * 50_000 + "\nat last \0"
+    error_text = "ValueError: at first\n" + "x" * 50_000 + "\nat last \0"
     members = [await bounded.open("task", group_id="g", group_size=3) for _ in range(3)]
     assert (await bounded.admin.status())["free_slots"] == 0
     for (episode, headers), reward in zip(members, (None, 0.0, 1.0), strict=True):
         await called(bounded, headers)
         if reward is None:
-            await bounded.admin.abandon(episode, "agent_failed", said)
+            await bounded.admin.abandon(episode, "agent_failed", error_text)
         else:
             await bounded.admin.reward(episode, reward)
     lease = await bounded.admin.lease("trainer")

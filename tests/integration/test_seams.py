@@ -1,4 +1,4 @@
-"""A call that is broken at a random token and goes on says what an unbroken one says, whatever the client asked for."""
+"""A call that is broken at a random token and continues has the reply of an unbroken one, for every kind of request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG_TEXT = "one two three, émile and 漢字 🙂 too\n\nand a second paragraph
 
 
 class BreakingEngine(ScriptedEngine):
-    """Says `text`, goes on with it where a continued request left off, and gives every request back after a few tokens."""
+    """Sample `text`, continue it where a continued request stopped, and return every request after a few tokens."""
 
     def __init__(self, seed: int | None) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class BreakingEngine(ScriptedEngine):
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (LONG_TEXT, {}),
-    "reasoning": (f"<think>\nI think {LONG_TEXT}\n</think>\n\nand I say", {}),
+    "reasoning": (f"<think>\nI think {LONG_TEXT}\n</think>\n\nand so", {}),
     "tool_call": (f"first\n{TOOL_CALL}\n{TOOL_CALL}", {"tools": TOOLS}),
     "reasoning_and_tool": (f"<think>\nhm\n</think>\n\n{TOOL_CALL}", {"tools": TOOLS}),
     "stop_string": (LONG_TEXT, {"stop": ["second para", "nowhere"]}),
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 async def ask(
     gateway: RunningGateway, stream: bool, body: dict[str, Any]
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """Returns the client's answer without what differs from call to call, and the recorded nodes."""
+    """Return the client's answer without what differs from call to call, and the recorded nodes."""
     opened = await gateway.admin.open_episode("task", mode="eval")
     question: Any = [{"role": "user", "content": "hi"}]
     async with sdk(opened) as client:
@@ -79,14 +79,14 @@ async def ask(
         choice = await joined(await request) if stream else (await request).choices[0].model_dump()
     message = choice["message"]
     calls = [call["function"] for call in message.get("tool_calls") or []]
-    said = {
+    reply = {
         "content": message.get("content") or "",
         "reasoning": message.get("reasoning_content") or "",
         "calls": [(call["name"], call["arguments"]) for call in calls],
         "logprobs": [entry["token"] for entry in (choice["logprobs"] or {}).get("content", [])],
         "finish": choice["finish_reason"],
     }
-    return said, await nodes_of(gateway, opened.episode_id)
+    return reply, await nodes_of(gateway, opened.episode_id)
 
 
 async def joined(stream: Any) -> dict[str, Any]:
@@ -105,7 +105,7 @@ async def joined(stream: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_broken_calls_say_what_unbroken_ones_say(
+async def test_broken_calls_have_the_replies_of_unbroken_ones(
     tiny_model: Path, tmp_path: Path, stream: bool
 ) -> None:
     steady, breaking = BreakingEngine(None), BreakingEngine(20261121)
@@ -129,7 +129,7 @@ async def test_broken_calls_say_what_unbroken_ones_say(
         assert broken == unbroken, name
 
 
-async def test_what_an_engine_is_asked_after_a_seam_differs_in_prompt_and_length_alone(
+async def test_the_request_after_a_seam_differs_in_prompt_and_length_alone(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     engine, port = BreakingEngine(1), free_port()

@@ -1,4 +1,4 @@
-"""The first step of somebody who has just cloned the repository: no model, no configuration, a real client."""
+"""The first step after a clone of the repository: no model, no configuration, a real client."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headgate.processes.ports import free_port
 from tests.harness.gateway_command import Served
 
 
-async def test_a_fresh_clone_answers_records_and_says_how_to_go_on(tmp_path: Path) -> None:
-    port, log = free_port(), tmp_path / "said.log"
+async def test_a_fresh_clone_replies_records_and_prints_the_next_steps(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "demo.log"
     argv = [
         "sh",
         "-c",
@@ -45,9 +45,9 @@ async def test_a_fresh_clone_answers_records_and_says_how_to_go_on(tmp_path: Pat
                     ],
                     max_tokens=12,
                 )
-            said = (answer.choices[0].message.content or "").split()
-            assert said
-            assert set(said) <= set(WORDS.split())
+            words = (answer.choices[0].message.content or "").split()
+            assert words
+            assert set(words) <= set(WORDS.split())
             await admin.reward(opened.episode_id, 1.0)
             nodes = (await admin.trajectory(opened.episode_id))["nodes"]
             assert (

@@ -1,4 +1,4 @@
-"""`gateway serve --workers N` with real processes and PostgreSQL: one port, one truth, and nobody who is missed for long."""
+"""`gateway serve --workers N` with real processes and PostgreSQL: one port, one state, and dead processes are replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.harness.gateways import settings_for
 from tests.harness.servers import PostgresServer
 from tests.harness.waiting import until
 
-KEY = "an admin key that nobody knows"
+KEY = "the secret key of the administrator"
 
 
 def several(model: Path, work: Path, postgres: PostgresServer) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def running(gateway: Served, what: str) -> set[int]:
 
 
 async def call(gateway: Served, times: int = 1) -> None:
-    """Opens an episode, and calls so often in it, each time by a new connection."""
+    """Open an episode, and calls so often in it, each time by a new connection."""
     async with GatewayClient(gateway.url, KEY) as admin:
         opened = await admin.open_episode("task", mode="eval")
     for _ in range(times):
@@ -93,7 +93,7 @@ async def test_children_die_with_a_supervisor_that_is_killed(
         await until(lambda: len(running(gateway, "gateway.")) == 4, "everyone is there")
         everyone = descendants(gateway.process.pid)
         gateway.signal(signal.SIGKILL)
-        await until(lambda: not any(map(command_line, everyone)), "nobody is left")
+        await until(lambda: not any(map(command_line, everyone)), "no process is left")
 
 
 async def test_workers_that_could_share_no_store_are_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ async def test_workers_that_could_share_no_store_are_refused(tiny_model: Path, t
         assert "--workers 2 needs PostgreSQL" in gateway.log
 
 
-async def test_a_port_that_is_taken_is_said_before_anything_is_started(
+async def test_a_taken_port_is_reported_before_anything_is_started(
     tiny_model: Path, tmp_path: Path, postgres: PostgresServer
 ) -> None:
     values = several(tiny_model, tmp_path, postgres)

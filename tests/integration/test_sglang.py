@@ -21,15 +21,15 @@ from tests.harness.waiting import until
 
 @asynccontextmanager
 async def sglang(
-    fake: FakeEngine, *, incremental: bool = False, asked: list[str] | None = None
+    fake: FakeEngine, *, incremental: bool = False, paths: list[str] | None = None
 ) -> AsyncIterator[tuple[Engine, str]]:
-    """An adapter, and where the engine is; the paths of its requests go to `asked`."""
+    """An adapter, and the URL of its engine; the paths of its requests go to `paths`."""
     port = free_port()
     url, app = f"http://127.0.0.1:{port}", create_fake_sglang_app(fake, incremental=incremental)
 
     async def noted(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if asked is not None and scope["type"] == "http":
-            asked.append(scope["path"])
+        if paths is not None and scope["type"] == "http":
+            paths.append(scope["path"])
         await app(scope, receive, send)
 
     async with serve(noted, port):
@@ -77,12 +77,12 @@ async def test_an_abort_in_the_queue_repeats_no_token() -> None:
 @pytest.mark.parametrize("how", ["pause", "abort"])
 async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
     """The request arrived after a pause that its adapter did not know of; no abort of SGLang's reaches it."""
-    fake, asked = FakeEngine("none"), list[str]()
-    async with sglang(fake, asked=asked) as (engine, url):
+    fake, paths = FakeEngine("none"), list[str]()
+    async with sglang(fake, paths=paths) as (engine, url):
         other = connect("other", url, "sglang")
         await other.pause()
         task = start(engine, "late")
-        await until(lambda: "/generate" in asked, "it has arrived")
+        await until(lambda: "/generate" in paths, "it has arrived")
         await engine.pause()
         assert not task.done()
         await (engine.pause() if how == "pause" else engine.abort(["late"]))
@@ -94,7 +94,7 @@ async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
         await other.close()
 
 
-async def test_a_load_that_fails_says_so() -> None:
+async def test_a_failed_load_raises() -> None:
     async with sglang(FakeEngine("none", Faults(fail_load=True))) as (engine, _):
         await engine.pause()
         with pytest.raises(EngineError) as raised:

@@ -1,4 +1,4 @@
-"""`gateway status`, `staleness` and `episodes list|show|why` tell what a running gateway has recorded."""
+"""`gateway status`, `staleness` and `episodes list|show|why` show what a running gateway has recorded."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ async def test_a_run_and_its_episodes_are_shown(gateway: RunningGateway) -> None
     assert json.loads(raw.output)["nodes"][1]["call_id"] == json.loads(raw.output)["calls"][0]["call_id"]
 
 
-async def test_an_episode_that_is_not_there_is_said(gateway: RunningGateway) -> None:
-    result = await gateway_command("episodes", "show", "ep-nobody", "--gateway", gateway.url)
-    assert result.exit_code == 1 and "ep-nobody" in result.output
+async def test_an_unknown_episode_is_reported(gateway: RunningGateway) -> None:
+    result = await gateway_command("episodes", "show", "ep-unknown", "--gateway", gateway.url)
+    assert result.exit_code == 1 and "ep-unknown" in result.output
 
 
 async def test_the_tables_are_printed_from_a_running_gateway(gateway: RunningGateway) -> None:
@@ -54,17 +54,17 @@ async def test_the_tables_are_printed_from_a_running_gateway(gateway: RunningGat
     assert "[a] (version 0, occupied): 2 rewarded of 2" in shown.output
     assert "b (version 0, reserved): 1 open of 2" in shown.output
     await gateway.admin.abandon(episode, "crashed")
-    told = await gateway_command("episodes", "why", episode, "--gateway", gateway.url)
-    assert told.exit_code == 0, told.output
-    assert told.output.endswith("verdict: not trained, because crashed\n")
-    assert "admitted to batch 1" in told.output
-    unknown = await gateway_command("episodes", "why", "ep-nobody", "--gateway", gateway.url)
+    shown = await gateway_command("episodes", "why", episode, "--gateway", gateway.url)
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.endswith("verdict: not trained, because crashed\n")
+    assert "admitted to batch 1" in shown.output
+    unknown = await gateway_command("episodes", "why", "ep-unknown", "--gateway", gateway.url)
     assert unknown.exit_code == 1
-    assert "no decision is recorded for an episode 'ep-nobody'" in unknown.output
+    assert "no decision is recorded for an episode 'ep-unknown'" in unknown.output
 
 
 @pytest.mark.parametrize("command", [("staleness",), ("status", "--watch")])
-async def test_a_gateway_that_is_not_there_is_said(command: tuple[str, ...]) -> None:
+async def test_an_unreachable_gateway_is_reported(command: tuple[str, ...]) -> None:
     port = free_port()
     result = await gateway_command(*command, "--gateway", f"http://127.0.0.1:{port}")
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""The end of a gateway process: not ready at once, no new calls, running ones finish, and a deadline."""
+"""The end of a gateway process: immediately not ready, no new calls, running ones finish, and a deadline."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Stopped:
         return stream
 
     def calls(self) -> list[tuple[str, int]]:
-        """Returns each recorded call's finish reason and sampled tokens."""
+        """Return each recorded call's finish reason and sampled tokens."""
         with sqlite3.connect(self.store) as connection:
             return connection.execute("SELECT finish_reason, completion_tokens FROM calls").fetchall()
 
     async def refused(self) -> None:
-        """Returns once the gateway says that it is being stopped."""
+        """Return once the gateway reports that it is being stopped."""
 
         async def stopping() -> bool:
             return await self.gateway.status("/readyz") == (503, "stopping")
 
-        await until(stopping, "/readyz says so")
+        await until(stopping, "/readyz reports it")
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headgate.extras import install_command
 from headgate.processes.ports import free_port
 from tests.harness.collector import Collector, facts
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
@@ -25,13 +26,10 @@ async def collected() -> AsyncIterator[tuple[Collector, dict[str, Any]]]:
     """A collector, and the settings that send to it."""
     collector, port = Collector(), free_port()
     async with serve(collector.app(), port):
-        yield (
-            collector,
-            {"endpoint": f"http://127.0.0.1:{port}", "service": "my-agents"},
-        )
+        yield (collector, {"endpoint": f"http://127.0.0.1:{port}", "service": "my-agents"})
 
 
-async def say(gateway: RunningGateway, sampled: bool = True, **body: Any) -> str:
+async def call(gateway: RunningGateway, sampled: bool = True, **body: Any) -> str:
     """One call of an agent that traces itself; its episode."""
     episode, headers = await gateway.open(mode="eval")
     parent = f"00-{TRACE}-{PARENT}-{'01' if sampled else '00'}"
@@ -46,13 +44,13 @@ async def test_a_call_and_its_steps_are_spans_of_the_agents_trace(
     collector, telemetry = collected
     async with scripted_gateway(tiny_model, tmp_path, telemetry=telemetry) as (gateway, engine):
         engine.replies.append("hello")
-        episode = await say(gateway, stream=True, max_tokens=40, temperature=0.5)
-    call = collector.one("chat demo")
+        episode = await call(gateway, stream=True, max_tokens=40, temperature=0.5)
+    chat = collector.one("chat demo")
     assert {span.name for span in collector.spans} == {"chat demo"} | STEPS
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
-    assert call.parent_span_id.hex() == PARENT
-    assert {span.parent_span_id for span in collector.spans if span is not call} == {call.span_id}
-    said = facts(call)
+    assert chat.parent_span_id.hex() == PARENT
+    assert {span.parent_span_id for span in collector.spans if span is not chat} == {chat.span_id}
+    attributes = facts(chat)
     tokens = len(engine.encode("hello")) + 1
     expected = {
         "gen_ai.operation.name": "chat",
@@ -66,10 +64,10 @@ async def test_a_call_and_its_steps_are_spans_of_the_agents_trace(
         "gen_ai.usage.output_tokens": tokens,
         "headgate.versions": [0],
     }
-    assert {name: said.get(name) for name in expected} == expected
-    assert said["gen_ai.usage.input_tokens"] == len(engine.requests[0]["token_ids"])
-    first = said["gen_ai.response.time_to_first_chunk"]
-    assert 0 < first <= (call.end_time_unix_nano - call.start_time_unix_nano) / 1e9
+    assert {name: attributes.get(name) for name in expected} == expected
+    assert attributes["gen_ai.usage.input_tokens"] == len(engine.requests[0]["token_ids"])
+    first = attributes["gen_ai.response.time_to_first_chunk"]
+    assert 0 < first <= (chat.end_time_unix_nano - chat.start_time_unix_nano) / 1e9
     assert facts(collector.one("engine request"))["headgate.engine"] == "demo-0"
     assert collector.resources[0]["service.name"] == "my-agents"
     assert not any("hello" in str(facts(span)) for span in collector.spans)  # no text leaves
@@ -82,7 +80,7 @@ async def test_a_failed_engine_is_a_failed_span_and_the_next_attempt_another(
     values = settings_for(tiny_model, tmp_path, telemetry=telemetry)
     async with run_gateway(values) as gateway:
         await gateway.fake("faults", fail_after=4)
-        await say(gateway, stream=True, max_tokens=6)
+        await call(gateway, stream=True, max_tokens=6)
     attempts = [span for span in collector.spans if span.name == "engine request"]
     failed = [facts(span)["error.type"] for span in attempts if span.status.code == 2]
     assert failed == ["EngineError"]
@@ -96,11 +94,11 @@ async def test_the_agent_decides_whether_its_call_is_traced_and_share_where_it_d
     collector, telemetry = collected
     values = settings_for(tiny_model, tmp_path, telemetry={**telemetry, "share": 0.0})
     async with run_gateway(values) as gateway:
-        await say(gateway, sampled=False, max_tokens=2)
+        await call(gateway, sampled=False, max_tokens=2)
         _, headers = await gateway.open(mode="eval")
         await gateway.chat(headers, max_tokens=2)
         assert collector.spans == []
-        await say(gateway, sampled=True, max_tokens=2)
+        await call(gateway, sampled=True, max_tokens=2)
     assert len({span.trace_id for span in collector.spans}) == 1
 
 
@@ -110,7 +108,7 @@ async def test_without_its_collector_calls_are_answered_and_the_gateway_ends(
 ) -> None:
     away = {"endpoint": f"http://127.0.0.1:{free_port()}"}
     async with run_gateway(settings_for(tiny_model, tmp_path, telemetry=away)) as gateway:
-        await say(gateway, max_tokens=2)
+        await call(gateway, max_tokens=2)
 
 
 def test_without_the_sdk_an_endpoint_names_the_extra(tiny_model: Path, tmp_path: Path) -> None:
@@ -124,4 +122,4 @@ open_tracing(TelemetrySettings(endpoint="http://127.0.0.1:4318"), "p")
 """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-    assert "headgate[otel]" in ended.stderr.splitlines()[-1]
+    assert install_command("otel") in ended.stderr.splitlines()[-1]

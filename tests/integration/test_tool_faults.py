@@ -1,4 +1,4 @@
-"""A reply that was meant as a tool call and is none: recorded, counted, told by `why` and by `gateway doctor`."""
+"""A reply that looks like a tool call and cannot be parsed: recorded, counted, shown by `why` and by `gateway doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.harness.scripted import TOOL_CALL, TOOLS, USER, scripted_gateway
 WRONG = '<tool_call>\n{"name": "add", "arguments": }\n</tool_call>'
 
 
-async def test_a_call_that_is_not_parsed_is_told_everywhere(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_unparsed_call_is_shown_everywhere(tiny_model: Path, tmp_path: Path) -> None:
     async with scripted_gateway(tiny_model, tmp_path) as (gateway, engine):
         engine.replies.extend([TOOL_CALL, WRONG, WRONG])
         episode, headers = await gateway.open()
@@ -18,8 +18,8 @@ async def test_a_call_that_is_not_parsed_is_told_everywhere(tiny_model: Path, tm
             reply = await gateway.chat(headers, messages=[USER], max_tokens=400, **body)
             assert reply.is_success, reply.text
         why = await gateway.admin.why(episode)
-        (told,) = why["tool_faults"]
-        assert told["faults"] == ["unparsed"] and "looks like a tool call" in told["words"][0]
+        (fault,) = why["tool_faults"]
+        assert fault["faults"] == ["unparsed"] and "looks like a tool call" in fault["words"][0]
         metrics = (await gateway.http.get("/metrics")).text
         assert 'headgate_tool_faults_total{fault="unparsed"} 1.0' in metrics
         found = await examine_database(gateway.settings)

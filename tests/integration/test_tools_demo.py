@@ -31,7 +31,7 @@ def order(task: dict[str, Any]) -> list[str]:
 
 
 def replies_of(messages: list[dict[str, Any]]) -> list[str]:
-    """The assistant's messages, as the model says them."""
+    """Return the assistant's messages, as the model samples them."""
     return [sampled_text(m).removesuffix("<|im_end|>") for m in messages if m["role"] == "assistant"]
 
 
@@ -40,15 +40,15 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
 ) -> None:
     rows = Rows(Tokenizer.from_file(str(model / "tokenizer.json")))
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        for number, task in enumerate(islice(tasks.tasks("train", 1), 6)):
-            asked = order(task) if number % 2 else order(task)[:2]
-            example = teacher.conversation(order(task), task["prices"], asked)
-            ids, said = rows.row(example)
+        for number, task in enumerate(islice(tasks.tasks("train", 1), 2)):
+            priced = order(task) if number % 2 else order(task)[:2]
+            example = teacher.conversation(order(task), task["prices"], priced)
+            ids, learned = rows.row(example)
 
             outcome = await play(gateway, engine, AGENT, task, replies_of(example["messages"]))
 
-            assert outcome.reward == float(asked == order(task))
-            assert outcome.components == {"tool_calls": len(asked)}
+            assert outcome.reward == float(priced == order(task))
+            assert outcome.components == {"tool_calls": len(priced)}
             assert outcome.episode_id is not None
             nodes = await nodes_of(gateway, outcome.episode_id)
             turns = [node for node in nodes if node["sampled"]]
@@ -59,44 +59,22 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
             for turn in turns:
                 start = len(path_to(nodes, turn))
                 sampled[start : start + len(turn["ids"])] = [True] * len(turn["ids"])
-            assert sampled == said
+            assert sampled == learned
 
 
-async def test_an_episode_is_one_path_of_sampled_turns_and_untrained_tool_results(
-    model: Path, tmp_path: Path
-) -> None:
-    task = next(t for t in tasks.tasks("train", 2) if len(order(t)) == 4)
-    example = teacher.conversation(order(task), task["prices"], order(task))
-    async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await play(gateway, engine, AGENT, task, replies_of(example["messages"]))
-
-        assert outcome.episode_id is not None
-        nodes = await nodes_of(gateway, outcome.episode_id)
-        assert [node["parent"] for node in nodes] == [-1, *range(len(nodes) - 1)]
-        assert [node["at"] for node in nodes[1:]] == [len(node["ids"]) for node in nodes[:-1]]
-        assert [bool(node["sampled"]) for node in nodes] == [False, True] * 5
-        prompts = [request["token_ids"] for request in engine.requests]
-        turns = [node for node in nodes if node["sampled"]]
-        assert prompts == [path_to(nodes, turn) for turn in turns]
-        told = [node["text"] for node in nodes[2::2]]
-        for item, text in zip(order(task), told, strict=True):
-            assert f"<tool_response>\n{task['prices'][item]}\n</tool_response>" in text
+WRONG_REPLIES = [
+    ['<tool_call>\n{"name": "steal", "arguments": {}}\n</tool_call>'],
+    ['<tool_call>\n{"name": "price", "arguments": {"item": "gold"}}\n</tool_call>', "no idea"],
+    ['<tool_call>\n{"name": "price", "arguments": {"thing": 1}}\n</tool_call>', "no idea"],
+    ['<tool_call>\n{"name": "price", "arguments": {"item": "tea"}}\n</tool_call>'] * 7,
+    ["<tool_call>\nnothing\n</tool_call>"],
+]
 
 
-@pytest.mark.parametrize(
-    ("replies", "reward"),
-    [
-        (['<tool_call>\n{"name": "steal", "arguments": {}}\n</tool_call>'], 0.0),
-        (['<tool_call>\n{"name": "price", "arguments": {"item": "gold"}}\n</tool_call>', "no idea"], 0.0),
-        (['<tool_call>\n{"name": "price", "arguments": {"thing": 1}}\n</tool_call>', "no idea"], 0.0),
-        (['<tool_call>\n{"name": "price", "arguments": {"item": "tea"}}\n</tool_call>'] * 7, 0.0),
-        (["<tool_call>\nnothing\n</tool_call>"], 0.0),
-    ],
-)
-async def test_what_a_model_does_wrong_costs_the_reward_and_fails_no_episode(
-    model: Path, tmp_path: Path, replies: list[str], reward: float
-) -> None:
+async def test_wrong_replies_earn_nothing_and_fail_no_episode(model: Path, tmp_path: Path) -> None:
     task = next(tasks.tasks("train", 1))
-    async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await play(gateway, engine, AGENT, task, replies)
-        assert outcome.reward == reward
+    async with scripted_gateway(model, tmp_path, staleness={"batch": 64}) as (gateway, engine):
+        for replies in WRONG_REPLIES:
+            engine.replies.clear()
+            outcome = await play(gateway, engine, AGENT, task, replies)
+            assert outcome.reward == 0.0, replies

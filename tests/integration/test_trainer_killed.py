@@ -35,7 +35,8 @@ from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
 
 KNOWN = ("checkpoints", "metrics.jsonl", "run.lock", "samples", "weights")
-STEPS = len(POINTS) + 5
+QUICK = ("published", "checkpoint aside", "weights aside", "some groups accumulated")
+"""The points of `make test`; `make test-all` has all, with both transports."""
 ANYWHERE_S = 0.4
 LIMIT_S = 600.0
 
@@ -69,10 +70,10 @@ async def run_once(
 
 
 def some_time_after_a_lease(gateway: RunningGateway, chance: random.Random) -> Callable[[], Awaitable[None]]:
-    """Returns a random while after the trainer has leased a buffer."""
+    """Return a random while after the trainer has leased a buffer."""
 
     def fence() -> int:
-        return (gateway.model.leases.held() or {"fence": 0})["fence"]
+        return (gateway.model.leases.current() or {"fence": 0})["fence"]
 
     before = fence()
 
@@ -89,10 +90,15 @@ def newest(directory: Path) -> int:
 
 
 async def live_through_every_kill(
-    config: Path, run: Path, gateway: RunningGateway, noted: dict[str, str], anywhere: int
+    config: Path,
+    run: Path,
+    gateway: RunningGateway,
+    noted: dict[str, str],
+    names: Sequence[str],
+    anywhere: int,
 ) -> None:
-    """One life for each point, those of a replay as soon as there is one to do; some that end anywhere; the last."""
-    points, replays = list(POINTS), list(REPLAY)
+    """Run one life for each point, those of a replay as soon as there is one; some that end anywhere; the last."""
+    points, replays = list(names), list(REPLAY)
     chance = random.Random(4)
     while points or replays:
         behind = newest(run / "weights") > newest(run / "checkpoints")
@@ -110,7 +116,7 @@ async def live_through_every_kill(
 
 
 HTTP = """
-[weights]
+[publish]
 transport = "http"
 listen = "127.0.0.1:{port}"
 delta = true
@@ -118,31 +124,35 @@ delta = true
 
 
 @pytest.mark.parametrize(
-    ("every", "transport", "anywhere"),
-    [pytest.param(1, "filesystem", 3, marks=pytest.mark.long), (3, "http", 1)],
+    ("every", "transport", "points", "anywhere"),
+    [
+        pytest.param(1, "filesystem", tuple(POINTS), 3, marks=pytest.mark.long),
+        pytest.param(3, "http", tuple(POINTS), 1, marks=pytest.mark.long),
+        pytest.param(3, "http", QUICK, 0),
+    ],
 )
 async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_one_learns(
-    tiny_model: Path, tmp_path: Path, every: int, transport: str, anywhere: int
+    tiny_model: Path, tmp_path: Path, every: int, transport: str, points: tuple[str, ...], anywhere: int
 ) -> None:
-    port = free_port()
+    port, steps = free_port(), len(points) + 5
     async with world(tiny_model, tmp_path, f"http://127.0.0.1:{port}") as (gateway, engine):
         config, run = tmp_path / "trainer.toml", tmp_path / "run"
-        names = {"work": tmp_path, "steps": STEPS, "url": gateway.url, "model": tiny_model, "every": every}
+        names = {"work": tmp_path, "steps": steps, "url": gateway.url, "model": tiny_model, "every": every}
         server = HTTP.format(port=port) if transport == "http" else ""
         config.write_text(TRAINER.format(**names) + server)
-        await live_through_every_kill(config, run, gateway, engine.given, anywhere)
-        await check_the_account(gateway, STEPS)
-        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(STEPS)]
+        await live_through_every_kill(config, run, gateway, engine.given, points, anywhere)
+        await check_the_account(gateway, steps)
+        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
     for weights in (run / "weights").glob("v*"):
         note_manifest(weights, engine.given)
     contents = {
         json.dumps(json.loads(m)["files"]["model.safetensors"]["tensors"]) for m in engine.given.values()
     }
-    assert len(engine.given) == len(contents) == STEPS, "every step taught something"
-    said = config.with_suffix(".log").read_text()
-    assert "nothing lost, nothing trained twice" in said or every == 1, "or each was whole in time"
+    assert len(engine.given) == len(contents) == steps, "every step taught something"
+    output = config.with_suffix(".log").read_text()
+    assert "nothing lost, nothing trained twice" in output or every == 1, "or each was whole in time"
     trained = [group.group_id for batch in batches for group in batch]
-    assert len(trained) == len(set(trained)) == STEPS * BATCH
+    assert len(trained) == len(set(trained)) == steps * BATCH
     await check_final(Settings.load(config), batches, engine.given)
 
 
@@ -174,6 +184,7 @@ async def test_a_trainer_that_is_killed_while_a_checkpoint_is_written_loses_noth
     await check_final(Settings.load(config), batches, engine.given)
 
 
+@pytest.mark.long
 async def test_a_trainer_that_is_killed_while_its_weights_are_on_disk_loses_nothing(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -195,7 +206,7 @@ async def test_a_trainer_that_is_killed_while_its_weights_are_on_disk_loses_noth
     await check_final(Settings.load(config), batches, engine.given)
 
 
-@pytest.mark.parametrize(("every", "rounds"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("every", "rounds"), [(1, 1), pytest.param(3, 2, marks=pytest.mark.long)])
 async def test_a_trainer_that_is_killed_while_a_version_is_on_its_way_loses_nothing(
     tiny_model: Path, tmp_path: Path, every: int, rounds: int
 ) -> None:
@@ -235,7 +246,7 @@ async def check_the_account(gateway: RunningGateway, steps: int) -> None:
 def check_weights(
     settings: Settings, work: Path, batches: Sequence[Any], noted: dict[str, str], final: dict[str, Any]
 ) -> None:
-    """Trains the recorded batches in order, without interruption, and compares every version, to the bit."""
+    """Train the recorded batches in order, without interruption, and compares every version, to the bit."""
     straight = RankTrainer.open(
         settings.model_copy(update={"run": settings.run.model_copy(update={"dir": work})})
     )
@@ -286,20 +297,23 @@ async def run_two(config: Path, victim: int | None = None, point: Point | None =
             process.kill()
 
 
+@pytest.mark.parametrize(
+    "victims", [VICTIMS[2:5], pytest.param(VICTIMS, marks=pytest.mark.long)], ids=["some", "all"]
+)
 async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_run_learns(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, victims: Sequence[tuple[int, str]]
 ) -> None:
-    steps = len(VICTIMS) + 2
+    steps = len(victims) + 2
     async with world(tiny_model, tmp_path) as (gateway, engine):
         config = tmp_path / "trainer.toml"
         names = {"work": tmp_path, "steps": steps, "url": gateway.url, "model": tiny_model, "every": 1}
         config.write_text(TRAINER.format(**names))
-        for victim, name in VICTIMS:
+        for victim, name in victims:
             ended = await run_two(config, victim, {**POINTS, **RANKS}[name])
-            said = config.with_suffix(f".{1 - victim}.log").read_text()
-            assert ended[victim] == -signal.SIGKILL, f"{name}: {said[-3000:]}"
-            assert ended[1 - victim] == 1, f"{name}: {said[-3000:]}"
-            assert f"RankLost: rank {1 - victim} lost rank {victim} in step" in said.rpartition("-- ")[2], (
+            output = config.with_suffix(f".{1 - victim}.log").read_text()
+            assert ended[victim] == -signal.SIGKILL, f"{name}: {output[-3000:]}"
+            assert ended[1 - victim] == 1, f"{name}: {output[-3000:]}"
+            assert f"RankLost: rank {1 - victim} lost rank {victim} in step" in output.rpartition("-- ")[2], (
                 name
             )
         assert await run_two(config) == [0, 0], config.with_suffix(".0.log").read_text()[-3000:]
@@ -340,12 +354,12 @@ async def test_two_ranks_that_are_stopped_write_a_checkpoint_first(tiny_model: P
         finally:
             for process in ranks:
                 process.kill()
-        said = [log.read_text()[-3000:] for log in logs]
-        assert [process.exitcode for process in ranks] == [130, 0], said
-        assert newest(tmp_path / "run" / "checkpoints") >= (await gateway.admin.status())["consumed"], said
+        output = [log.read_text()[-3000:] for log in logs]
+        assert [process.exitcode for process in ranks] == [130, 0], output
+        assert newest(tmp_path / "run" / "checkpoints") >= (await gateway.admin.status())["consumed"], output
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_a_rank_that_is_killed_while_there_is_no_batch_ends_the_other(
     tiny_model: Path, tmp_path: Path, victim: int
 ) -> None:
@@ -354,7 +368,7 @@ async def test_a_rank_that_is_killed_while_there_is_no_batch_ends_the_other(
         names = {"work": tmp_path, "steps": 1, "url": gateway.url, "model": tiny_model, "every": 1}
         config.write_text(TRAINER.format(**names) + "[parallel]\ntimeout_s = 100\n")
         ended = await run_two(config, victim, IDLE[victim])
-    said = config.with_suffix(f".{1 - victim}.log").read_text()
+    output = config.with_suffix(f".{1 - victim}.log").read_text()
     step = ("heartbeat", "waiting for a command of rank 0")[1 - victim]
-    assert (ended[victim], ended[1 - victim]) == (-signal.SIGKILL, 1), said[-3000:]
-    assert f"RankLost: rank {1 - victim} lost rank {victim} in step '{step}'" in said
+    assert (ended[victim], ended[1 - victim]) == (-signal.SIGKILL, 1), output[-3000:]
+    assert f"RankLost: rank {1 - victim} lost rank {victim} in step '{step}'" in output

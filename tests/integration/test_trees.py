@@ -1,6 +1,6 @@
-"""Whatever a client does with its conversations: what is trained is what the engine was given and said, each token once.
+"""Whatever a client does with its conversations: exactly what the engine got and sampled is trained, each token once.
 
-The truth is the engine's own log of its prompts and of the ids that it said; the trees are read as a trainer reads them.
+The truth is the engine's own log of its prompts and of the ids that it sampled; the trees are read as a trainer reads them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY = "the-key-of-an-agent-and-its-helpers"
 THOUGHT = "<think>\nhmm\n</think>\n\n"
-Said = tuple[list[int], list[int]]
+Sampled = tuple[list[int], list[int]]
 """The engine's prompts and replies."""
 
 
@@ -37,11 +37,11 @@ def user(content: str) -> dict[str, Any]:
 
 @dataclass
 class Stage:
-    """A gateway before a scripted engine that keeps a log; `log` begins anew with every agent."""
+    """A gateway before a scripted engine that keeps a log; `log` starts again with every agent."""
 
     gateway: RunningGateway
     engine: ScriptedEngine
-    log: list[Said] = field(default_factory=list)
+    log: list[Sampled] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         generate = self.engine.generate
@@ -64,7 +64,7 @@ class Stage:
 
 @dataclass
 class Agent:
-    """Whoever holds one key."""
+    """The holder of one key."""
 
     stage: Stage
     key: str
@@ -73,7 +73,7 @@ class Agent:
     async def call(
         self, messages: Sequence[Any], *replies: str, headers: dict[str, str] | None = None, **body: Any
     ) -> list[dict[str, Any]]:
-        """The messages of the choices, one for each of `replies` that the engine then says."""
+        """The messages of the choices, one for each of `replies`, which the engine samples then."""
         self.stage.engine.replies += replies
         values = {"model": "m", "messages": messages, "n": max(1, len(replies)), "tools": TOOLS, **body}
         sent = {"Authorization": f"Bearer {self.key}", **(headers or {})}
@@ -82,7 +82,7 @@ class Agent:
         return [choice["message"] for choice in answer.json()["choices"]]
 
     async def go(self, messages: list[Any], reply: str, then: str = "go on") -> None:
-        """A turn, and what the user says to it; the client keeps no thinking."""
+        """Make a turn, then the message of the user; the client keeps no thinking."""
         (message,) = await self.call(messages, reply)
         messages += [without_thinking(message), user(then)]
 
@@ -94,12 +94,12 @@ class Agent:
         return found[self.episode]
 
     async def check(self) -> list[Node]:
-        """The tree is exactly what the engine's log says, without anything twice, and it is trained so."""
+        """Check that the tree is exactly the engine's log, without anything twice, and that it is trained so."""
         nodes, log = await self.nodes(), self.stage.log
         paths = [path(nodes, node) for node in nodes]
         sampled = [node for node in nodes if node.sampled]
         recorded = [(paths[n.index][: -len(n.ids)], n.ids.tolist()) for n in sampled]
-        assert sorted(recorded) == sorted(log), "what is recorded is what the engine was given and said"
+        assert sorted(recorded) == sorted(log), "the record is what the engine got and sampled"
         assert len({node.call_id for node in sampled}) == len(sampled)
         calls = (await self.stage.gateway.admin.episode(self.episode))["calls"]
         bridged = {call["id"]: call["used"]["bridged"] for call in calls}
@@ -109,7 +109,7 @@ class Agent:
         return nodes
 
     async def lineages(self) -> list[int]:
-        """Returns the turns' lineages in the order in which they were sampled."""
+        """Return the turns' lineages in the order in which they were sampled."""
         return [node["lineage"] for node in await self.shown()]
 
     async def shown(self) -> list[dict[str, Any]]:
@@ -152,8 +152,8 @@ def check_branch(nodes: Sequence[Node], paths: Sequence[list[int]], turn: Node, 
     assert prompt.ids[0] not in [*onward, *(n.ids[0] for n in siblings)], "the shared prefix is stored once"
 
 
-def check_trained(episode: str, nodes: Sequence[Node], log: Sequence[Said]) -> None:
-    """Over all rows, each token that the engine said is trained once, after what it was said after, and nothing else is."""
+def check_trained(episode: str, nodes: Sequence[Node], log: Sequence[Sampled]) -> None:
+    """Check that each sampled token is trained once, after its own context, and that nothing else is."""
     rows = rows_of([(Episode(episode, 1.0, tuple(nodes)), {})])
     assert not rows.masked
     trained: Counter[tuple[tuple[int, ...], int, float]] = Counter()
@@ -212,7 +212,7 @@ async def test_a_retry_adds_nothing_and_another_sample_is_a_branch_after_the_sam
 
 @pytest.mark.parametrize("named", [True, False])
 async def test_agents_that_share_a_key_have_lineages_of_their_own(stage: Stage, named: bool) -> None:
-    """Named: all in one episode. Else the conversations tell, and each is an episode."""
+    """Named: all in one episode. Otherwise the conversations identify them, and each is an episode."""
     agent = await stage.agent()
     if not named:
         agent.key = KEY
@@ -369,7 +369,9 @@ class Client:
                 if other is not messages:
                     self._keep(other, found[1][0], text)
             case "retry":
-                seed = len(self.agent.stage.log)  # of equal requests nobody could say which one is repeated
+                seed = len(
+                    self.agent.stage.log
+                )  # which of several equal requests is repeated could not be known
                 (first,) = await self.agent.call(messages, reply, seed=seed)
                 (again,) = await self.agent.call(messages, headers=RETRY, seed=seed)
                 assert again == first

@@ -1,10 +1,9 @@
-"""Weight updates behind open streams. The fake engine's tokens say which weights sampled them, and after which context."""
+"""Weight updates behind open streams. The fake engine's tokens show which weights sampled them, and after which context."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,52 +18,27 @@ from tests.harness.scripted import USER
 from tests.harness.waiting import LONG_S, until
 
 
-async def test_streams_cross_three_updates_and_every_token_is_of_its_version(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
-) -> None:
-    async with run_gateway(settings_for(tiny_model, tmp_path, engine={})) as gateway:
-        await hold_after(gateway, 4)
-        agents, done = start_agents(gateway, 32)
-        for version in (1, 2, 3):
-            await arrived(gateway, 32)
-            began = time.monotonic()
-            record = await gateway.admin.publish(version, str(versions[version]), wait_s=LONG_S)
-            assert record["state"] == "live"
-            (report,) = record["report"]
-            assert report["probe"]["verdict"] == "passed"
-            assert report["failure"] == ""
-            assert {"abort", "settle", "load", "resume", "probe", "label"} <= report["seconds"].keys()
-            assert all(0 <= seconds <= time.monotonic() - began for seconds in report["seconds"].values())
-            assert report["streams"] == 32
-        await release(gateway)
-        assert await check_everything(gateway, versions, await finished(agents, done)) == 96
-        status = await gateway.admin.status()
-        assert (status["version"], status["updates"]) == (3, 3)
-        assert status["streams_across_updates"] == 96
-        assert gateway.engine.label == "3"
-
-
 async def test_a_whole_reply_crosses_an_update_too(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         await faults(gateway, endless=True, hold_after=20)
-        opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(8)]
-        calls = [asyncio.create_task(gateway.chat(h, max_tokens=60), name=e) for e, h in opened]
-        await arrived(gateway, 8)
+        opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(4)]
+        calls = [asyncio.create_task(gateway.chat(h, max_tokens=40), name=e) for e, h in opened]
+        await arrived(gateway, 4)
         await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         await release(gateway)
         answers = await asyncio.gather(*calls)
         counts = [[answer.json()["usage"]["completion_tokens"]] for answer in answers]
         agents = list(zip([e for e, _ in opened], counts, strict=True))
-        assert counts == [[60]] * 8
-        assert await check_everything(gateway, versions, agents, endless=True) == 8
+        assert counts == [[40]] * 4
+        assert await check_everything(gateway, versions, agents, endless=True) == 4
 
 
 async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_before(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    """Nobody can restart this engine: it says that it has loaded the weights, twice, and has not."""
+    """This engine cannot be restarted: it reports twice that it has loaded the weights, and has not."""
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         await faults(gateway, stale_reload=True)
         record = await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
@@ -81,7 +55,7 @@ async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_bef
         check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
 
 
-async def test_an_engine_that_can_load_nothing_serves_nobody_until_it_can(
+async def test_an_engine_that_can_load_nothing_serves_no_call_until_it_can(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine cannot load the version before either, so nothing is known against the new one."""
@@ -122,7 +96,7 @@ async def test_a_wrong_engine_is_quarantined_and_restarted_and_streams_go_on(
         agents, done = start_agents(gateway, 6)
         before = (await gateway.admin.status())["engines"][0]["pid"]
         await arrived(gateway, 6)
-        if "logprob_noise" in fault:  # what such an engine samples is wrong: nobody may be there
+        if "logprob_noise" in fault:  # what such an engine samples is wrong: no call may be there
             await release(gateway)
             await finished(agents, done)
         await faults(gateway, **fault)
@@ -188,7 +162,7 @@ async def test_more_calls_than_may_wait_are_refused_early(tiny_model: Path, tmp_
 async def test_how_an_update_ended_is_the_next_coordinators_affair(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process is succeeded while an engine loads: it stores nothing of that and says so, and no task's error gets lost."""
+    """The process is succeeded while an engine loads: it stores nothing of that and logs it, and no task's error gets lost."""
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         await faults(gateway, hold_load=True)
         record = await gateway.admin.publish(1, str(versions[1]), wait_s=0)
@@ -200,7 +174,7 @@ async def test_how_an_update_ended_is_the_next_coordinators_affair(
         assert list(running) == [1]
         await faults(gateway, hold_load=False)
         await until(lambda: not running, "the update is over")
-        gc.collect()  # a task tells of an error that nobody asked for when it goes
+        gc.collect()  # a collected task logs an error that was never retrieved
         assert (await gateway.model.versions.version(1))["state"] == "updating"
     assert "version 1 of demo was left to the new coordinator" in caplog.text
     assert "never retrieved" not in caplog.text

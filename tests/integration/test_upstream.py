@@ -27,8 +27,8 @@ async def test_a_whole_answer_is_the_upstreams_own_and_recorded(
     answer = await gateway.chat({**headers, "x-of-the-agent": "1"}, model="gpt-4o", **body)
     assert (answer.status_code, answer.json()) == (200, WHOLE)
     assert answer.headers["x-headgate-episode"] == episode
-    ((sent, asked),) = there.requests
-    assert asked == {"model": "big-one", "messages": [USER], **body}
+    ((sent, body_sent),) = there.requests
+    assert body_sent == {"model": "big-one", "messages": [USER], **body}
     assert sent["authorization"] == "Bearer sk-of-the-admin"
     assert "x-of-the-agent" not in sent
     assert headers["Authorization"] not in sent.values()
@@ -45,13 +45,13 @@ async def test_an_image_is_sent_on_as_it_came_and_recorded(relayed: tuple[Runnin
     gateway, there = relayed
     episode, headers = await gateway.open("task")
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}
-    asked = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
-    refused = await gateway.chat(headers, messages=asked)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
+    refused = await gateway.chat(headers, messages=messages)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.0.content.1")
-    assert (await gateway.chat(headers, model="oracle", messages=asked)).status_code == 200
-    assert [given["messages"] for _, given in there.requests] == [asked]
+    assert (await gateway.chat(headers, model="oracle", messages=messages)).status_code == 200
+    assert [given["messages"] for _, given in there.requests] == [messages]
     _, exchange = await call_of(gateway, episode)
-    assert exchange["request"]["messages"] == asked
+    assert exchange["request"]["messages"] == messages
 
 
 async def test_without_a_key_or_another_name_none_is_sent(
@@ -61,12 +61,12 @@ async def test_without_a_key_or_another_name_none_is_sent(
     async with behind(tiny_model, tmp_path, port, upstream={"key": None, "model": None}) as gateway:
         _, headers = await gateway.open("task")
         assert (await gateway.chat(headers, model="gpt-4o")).status_code == 200
-    ((sent, asked),) = there.requests
+    ((sent, body_sent),) = there.requests
     assert "authorization" not in sent
-    assert asked["model"] == "oracle"
+    assert body_sent["model"] == "oracle"
 
 
-async def test_nothing_of_it_is_fed_and_nobody_else_may_read_it(
+async def test_nothing_of_it_is_fed_and_only_its_episode_reads_it(
     elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path
 ) -> None:
     staleness = {"batch": 1, "min_members": 1}
@@ -93,9 +93,7 @@ async def test_nothing_of_it_is_fed_and_nobody_else_may_read_it(
         ]
 
 
-async def test_a_stream_is_the_upstreams_own_and_recorded(
-    relayed: tuple[RunningGateway, Elsewhere],
-) -> None:
+async def test_a_stream_is_the_upstreams_own_and_recorded(relayed: tuple[RunningGateway, Elsewhere]) -> None:
     gateway, _ = relayed
     opened = await gateway.admin.open_episode("task")
     async with sdk(opened) as client:
@@ -151,7 +149,7 @@ async def test_keep_alives_come_between_events_and_never_into_one(
             yield part
             await more.wait()
 
-    async def respond(_asked: dict[str, Any]) -> Response:
+    async def respond(_body: dict[str, Any]) -> Response:
         return events(in_pieces())
 
     there.respond = respond

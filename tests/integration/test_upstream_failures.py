@@ -31,15 +31,15 @@ async def test_an_error_keeps_its_status_its_body_and_its_advice(
     relayed: tuple[RunningGateway, Elsewhere], stream: bool
 ) -> None:
     gateway, there = relayed
-    said = {"error": {"message": "slow down", "type": "requests", "param": None, "code": "rate", "more": 1}}
+    body = {"error": {"message": "slow down", "type": "requests", "param": None, "code": "rate", "more": 1}}
 
-    async def respond(_asked: dict[str, Any]) -> Response:
-        return JSONResponse(said, 429, {"retry-after": "17", "x-should-retry": "true", "x-secret": "1"})
+    async def respond(_body: dict[str, Any]) -> Response:
+        return JSONResponse(body, 429, {"retry-after": "17", "x-should-retry": "true", "x-secret": "1"})
 
     there.respond = respond
     episode, headers = await gateway.open("task")
     answer = await gateway.chat(headers, model="oracle", stream=stream)
-    assert (answer.status_code, answer.json()) == (429, said)
+    assert (answer.status_code, answer.json()) == (429, body)
     assert answer.headers["content-type"] == "application/json"
     assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("17", "true")
     assert "x-secret" not in answer.headers
@@ -47,7 +47,7 @@ async def test_an_error_keeps_its_status_its_body_and_its_advice(
     assert (call["finish_reason"], exchange["status"], json.loads(exchange["response"])) == (
         "error",
         429,
-        said,
+        body,
     )
 
 
@@ -71,7 +71,7 @@ async def test_an_upstream_that_does_not_answer_in_time(
 ) -> None:
     there, port = elsewhere
 
-    async def respond(_asked: dict[str, Any]) -> Response:
+    async def respond(_body: dict[str, Any]) -> Response:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -94,12 +94,12 @@ async def test_a_connection_may_take_longer_than_the_upstream_may_be_silent(
 
     async def slowly(host: Any, *given: Any, **more: Any) -> list[Any]:
         if host == "localhost":
-            asked_at = loop.time()
-            await until(lambda: loop.time() > asked_at + 0.6, "the name is known")
+            started_at = loop.time()
+            await until(lambda: loop.time() > started_at + 0.6, "the name is known")
             host = "127.0.0.1"
         return await known(host, *given, **more)
 
-    async def respond(_asked: dict[str, Any]) -> Response:
+    async def respond(_body: dict[str, Any]) -> Response:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -145,7 +145,7 @@ async def test_a_stream_that_breaks_off_never_ends_as_a_whole_one(
 ) -> None:
     there, port = elsewhere
 
-    async def respond(_asked: dict[str, Any]) -> Response:
+    async def respond(_body: dict[str, Any]) -> Response:
         return events(how(there))
 
     there.respond = respond
@@ -162,13 +162,13 @@ async def test_a_stream_that_breaks_off_never_ends_as_a_whole_one(
         assert exchange["response"].encode().startswith(event("Guten"))
 
 
-async def test_a_stream_that_says_no_done_is_whole_if_it_finished(
+async def test_a_stream_without_done_is_complete_if_it_finished(
     relayed: tuple[RunningGateway, Elsewhere],
 ) -> None:
     gateway, there = relayed
     undone = EVENTS.removesuffix(b"data: [DONE]\n\n")
 
-    async def respond(_asked: dict[str, Any]) -> Response:
+    async def respond(_body: dict[str, Any]) -> Response:
         return events([undone])
 
     there.respond = respond
@@ -185,16 +185,16 @@ async def test_a_client_that_goes_away_leaves_what_it_had_and_the_upstream_stops
     gateway, there = relayed
     first = event("Guten") + b"\n\n"
 
-    async def respond(_asked: dict[str, Any]) -> Response:
+    async def respond(_body: dict[str, Any]) -> Response:
         return events(there.forever(first))
 
     there.respond = respond
     episode, headers = await gateway.open("task")
     async with streaming(gateway, headers) as answer:
         lines = answer.aiter_lines()
-        while (said := await anext(lines)) in (": keep-alive", ""):  # the API may be slow
+        while (line := await anext(lines)) in (": keep-alive", ""):  # the API may be slow
             pass
-        assert said == event("Guten").decode()
+        assert line == event("Guten").decode()
     await until(lambda: there.gone == 1, "the upstream's stream is closed")
 
     async def recorded() -> bool:
@@ -211,14 +211,14 @@ async def test_the_end_of_an_episode_ends_its_calls_upstream(
 ) -> None:
     gateway, there = relayed
 
-    async def respond(_asked: dict[str, Any]) -> Response:
+    async def respond(_body: dict[str, Any]) -> Response:
         return events(there.forever(event("Guten") + b"\n\n"))
 
     there.respond = respond
     episode, headers = await gateway.open("task")
     if not stream:
 
-        async def whole(_asked: dict[str, Any]) -> Response:
+        async def whole(_body: dict[str, Any]) -> Response:
             return StreamingResponse(there.forever(b"{"), media_type="application/json")
 
         there.respond = whole
@@ -244,17 +244,17 @@ async def test_an_episode_whose_helper_thinks_is_not_idle(
     there, port = elsewhere
     answered = asyncio.Event()
 
-    async def respond(asked: dict[str, Any]) -> Response:
+    async def respond(body: dict[str, Any]) -> Response:
         await answered.wait()
-        return await whole_or_streamed(asked)
+        return await whole_or_streamed(body)
 
     there.respond = respond
     async with behind(tiny_model, tmp_path, port, episodes={"idle_s": 30}) as gateway:
         _, headers = await gateway.open("task")
         asking = asyncio.create_task(gateway.chat(headers, model="oracle"), name="asking")
         (live,) = gateway.services.episodes._live.values()
-        await until(lambda: bool(there.requests), "the upstream is asked")
-        live.seen_at -= 60
+        await until(lambda: bool(there.requests), "the upstream has the request")
+        live.last_used_at -= 60
         await gateway.services.episodes.sweep()
         answered.set()
         assert (await asking).status_code == 200

@@ -20,13 +20,12 @@ from headgate.processes.ports import free_port
 from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("gateway", "headgate", "scheduler", "trainer")
 SOURCES = (
-    "gateway",
-    "trainer",
-    "scheduler",
-    "processes",
+    *PACKAGES,
     "migrations",
     "pyproject.toml",
+    "setup.py",
     "README.md",
     "LICENSE",
 )
@@ -88,20 +87,20 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_what_no_module_is(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {"migrations/script.py.mako"}
+    wanted = {"gateway/migrations/script.py.mako"}
     wanted |= {
-        f"migrations/versions/{path.name}" for path in (ROOT / "migrations" / "versions").glob("0*.py")
+        f"gateway/{path.relative_to(ROOT)}" for path in (ROOT / "migrations" / "versions").glob("0*.py")
     }
     wanted |= {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "gateway" / "weights" / "plugin").glob("*.dist-info/*")
+        str(path.relative_to(ROOT)) for path in (ROOT / "headgate").glob("weights/plugin/*.dist-info/*")
     }
     if BUILT.exists():
         wanted |= {str(path.relative_to(ROOT)) for path in BUILT.parent.rglob("*") if path.is_file()}
     assert wanted - names == set()
-    assert {name.partition("/")[0] for name in names if not name.startswith("headgate-")} == set(SOURCES[:5])
+    assert {name.partition("/")[0] for name in names if not name.startswith("headgate-")} == set(PACKAGES)
 
 
+@pytest.mark.long
 async def test_an_installed_gateway_serves_and_shows_its_console(environment: Path, tmp_path: Path) -> None:
     place = run(environment / "bin" / "python", "-c", "import gateway; print(gateway.__file__)", cwd=tmp_path)
     assert Path(place.strip()).is_relative_to(environment)
@@ -148,12 +147,12 @@ async def test_an_installed_gateway_serves_and_shows_its_console(environment: Pa
 
 
 @pytest.mark.parametrize("program", ["gateway", "trainer", "scheduler"])
-def test_an_installed_program_says_what_it_can_and_which_release_it_is(
+def test_an_installed_program_prints_its_help_and_its_release(
     environment: Path, tmp_path: Path, program: str
 ) -> None:
     assert "Commands" in run(environment / "bin" / program, "--help", cwd=tmp_path)
-    said = run(environment / "bin" / program, "--version", cwd=tmp_path)
-    assert said == f"headgate {wheel_version()}\n"
+    release = run(environment / "bin" / program, "--version", cwd=tmp_path)
+    assert release == f"headgate {wheel_version()}\n"
 
 
 def wheel_version() -> str:

@@ -1,4 +1,4 @@
-"""Whatever happened to an episode can be asked for: the story in order, and one line that says how it ended."""
+"""The story of an episode in order, and one line with its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def strict(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGatew
 
 
 async def sampled(gateway: RunningGateway, group: str, size: int = 1, calls: int = 1, **body: Any) -> str:
-    """An episode with so many calls."""
+    """Return an episode with `calls` calls."""
     episode, headers = await gateway.open(group, group_id=group, group_size=size)
     for _ in range(calls):
         assert (await gateway.chat(headers, max_tokens=5, **body)).status_code == 200
@@ -40,7 +40,7 @@ def kinds(why: dict[str, Any]) -> list[str]:
     return [step["kind"] for step in why["story"]]
 
 
-async def test_an_episode_that_was_trained_tells_all_its_steps(gateway: RunningGateway) -> None:
+async def test_a_trained_episode_shows_all_its_steps(gateway: RunningGateway) -> None:
     one, two = await sampled(gateway, "a"), await sampled(gateway, "b")
     assert (await gateway.admin.why(one))["verdict"] == "still running"
     await gateway.admin.reward(one, 0.5)
@@ -62,8 +62,8 @@ async def test_an_episode_that_was_trained_tells_all_its_steps(gateway: RunningG
 
 async def test_tokens_that_were_not_trained_are_counted_by_reason(gateway: RunningGateway) -> None:
     greedy, drawn = await sampled(gateway, "a", 2, calls=2, temperature=0), await sampled(gateway, "a", 2)
-    mixed, beside = await sampled(gateway, "b", 2, top_p=0.5), await sampled(gateway, "b", 2)
-    for episode in (greedy, drawn, mixed, beside):
+    mixed, sibling = await sampled(gateway, "b", 2, top_p=0.5), await sampled(gateway, "b", 2)
+    for episode in (greedy, drawn, mixed, sibling):
         await gateway.admin.reward(episode, 1.0)
     assert (await gateway.admin.why(greedy))["masked_tokens"] == {"greedy": 10}
     await trained(gateway, 0)
@@ -128,7 +128,7 @@ async def test_refused_calls_are_a_part_of_their_episode(gateway: RunningGateway
         assert "OPENAI_BASE_URL" not in str(why), "calls came, so the agent has its address"
 
 
-async def test_an_abandoned_episode_says_what_its_driver_said(strict: RunningGateway) -> None:
+async def test_an_abandoned_episode_has_the_reason_of_its_driver(strict: RunningGateway) -> None:
     gone, left = await sampled(strict, "a", 2), await sampled(strict, "a", 2)
     await strict.admin.abandon(gone, "out of quota")
     await strict.admin.reward(left, 1.0)
@@ -137,12 +137,6 @@ async def test_an_abandoned_episode_says_what_its_driver_said(strict: RunningGat
     assert kinds(why) == ["admitted", "rewarded", "dropped"]
     assert (why["story"][-1]["about"], why["story"][-1]["reason"]) == ("group", "too_few_rewards")
     assert why["verdict"].startswith("not trained, because too few of the group's episodes were rewarded")
-
-
-async def test_a_member_waits_for_the_others(strict: RunningGateway) -> None:
-    first = await sampled(strict, "a", 2)
-    await strict.admin.reward(first, 1.0)
-    assert (await strict.admin.why(first))["verdict"].startswith("still running: it is rewarded")
 
 
 async def test_a_refused_episode_is_known_though_it_was_never_opened(strict: RunningGateway) -> None:
@@ -158,17 +152,7 @@ async def test_a_refused_episode_is_known_though_it_was_never_opened(strict: Run
     assert why["verdict"] == "not trained, because no slot was free within the staleness bound"
 
 
-async def test_a_group_whose_batch_was_passed_over_says_so(gateway: RunningGateway) -> None:
-    episode = await sampled(gateway, "a")
-    await gateway.admin.reward(episode, 1.0)
-    for version in (1, 2):
-        await gateway.model.ledger.apply(Publish(version))
-    why = await gateway.admin.why(episode)
-    assert why["story"][-1]["kind"] in ("skipped", "dropped")
-    assert why["verdict"].startswith("not trained, because ")
-
-
-async def test_a_name_of_a_group_that_is_used_again_tells_two_stories(strict: RunningGateway) -> None:
+async def test_a_name_of_a_group_that_is_used_again_has_two_stories(strict: RunningGateway) -> None:
     first = [await sampled(strict, "a", 2) for _ in range(2)]
     for episode in first:
         await strict.admin.reward(episode, 1.0)
@@ -190,7 +174,7 @@ async def test_evaluation_and_the_unknown(gateway: RunningGateway) -> None:
     why = await gateway.admin.why(episode)
     assert (why["verdict"], why["story"]) == ("not trained, because it is an evaluation episode", [])
     with pytest.raises(GatewayRefused) as error:
-        await gateway.admin.why("ep-nobody")
+        await gateway.admin.why("ep-unknown")
     assert (error.value.status, error.value.code) == (404, "no_episode")
 
 

@@ -18,8 +18,8 @@ for line in sys.stdin:
     given = json.loads(line)
     body = {"model": "any", "max_tokens": 3, "messages": [{"role": "user", "content": given["task"]["question"]}]}
     headers = {"authorization": "Bearer " + given["api_key"], "content-type": "application/json"}
-    asked = urllib.request.Request(given["base_url"] + "/chat/completions", json.dumps(body).encode(), headers)
-    urllib.request.urlopen(asked).read()
+    request = urllib.request.Request(given["base_url"] + "/chat/completions", json.dumps(body).encode(), headers)
+    urllib.request.urlopen(request).read()
     components = {"process": os.getpid()}
     print(json.dumps({"reward": given["task"]["worth"], "components": components}), flush=True)
 """
@@ -61,18 +61,18 @@ async def test_one_process_answers_every_task_and_its_rewards_are_recorded(
     assert len({row["components"]["process"] for row in rows}) == 1, "one process lived through all of them"
 
 
-async def test_a_worker_that_says_an_error_fails_its_episode_and_the_command(
+async def test_a_worker_that_reports_an_error_fails_its_episode_and_the_command(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"task_id": "t"}\n')
-    says = 'import sys\nfor _ in sys.stdin: print(\'{"error": "no such tool"}\', flush=True)'
+    program = 'import sys\nfor _ in sys.stdin: print(\'{"error": "no such tool"}\', flush=True)'
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         argv = ["episodes", "run", "--tasks", str(tasks), "--gateway", gateway.url, "--mode", "eval"]
         code, out, err = await run_command(
-            *argv, "--max-failures", "1", "--worker", "--", sys.executable, "-c", says
+            *argv, "--max-failures", "1", "--worker", "--", sys.executable, "-c", program
         )
         (row,) = await gateway.admin.episodes()
     assert (code, json.loads(out.splitlines()[-1])["failed"]) == (1, 1), err
     assert (row["state"], row["reason"], row["reward"]) == ("closed", "agent_failed", None)
-    assert "an agent worker says: no such tool" in row["error"]
+    assert "an agent worker reports: no such tool" in row["error"]

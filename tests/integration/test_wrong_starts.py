@@ -27,7 +27,7 @@ def of_model(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "parts"),
     [
         ({"engine": VLLM | {"python": "/nowhere/python"}}, ("[engine] python", "no such program", "fake")),
         ({"engine": VLLM}, ("[engine] python", "has no vLLM", "environment")),
@@ -53,30 +53,32 @@ def of_model(**changed: Any) -> dict[str, Any]:
         "recording",
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(
-    tiny_model: Path, tmp_path: Path, changed: dict[str, Any], said: tuple[str, ...]
+def test_a_wrong_setting_is_reported_in_one_sentence(
+    tiny_model: Path, tmp_path: Path, changed: dict[str, Any], parts: tuple[str, ...]
 ) -> None:
     (tmp_path / "empty").mkdir()
     config = write_toml(settings_for(tiny_model, tmp_path, **changed), tmp_path / "gateway.toml")
     status, log = gateway_command("serve", "--config", str(config), folder=tmp_path)
     assert status == 2, log
-    told = log.strip().splitlines()
-    of_file = told[0].endswith("gateway.toml:")  # then each mistake of the file has a line
-    assert len([line for line in told if " ERROR " not in line]) == 1 + of_file, log
-    for words in said:
-        assert words in told[-1]
+    lines = log.strip().splitlines()
+    of_file = lines[0].endswith("gateway.toml:")  # then each mistake of the file has a line
+    assert len([line for line in lines if " ERROR " not in line]) == 1 + of_file, log
+    for words in parts:
+        assert words in lines[-1]
     assert "secret" not in log and "Traceback" not in log
 
 
-def test_who_may_not_in_is_told_at_once(postgres: PostgresServer, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_refused_login_is_reported_immediately(
+    postgres: PostgresServer, tiny_model: Path, tmp_path: Path
+) -> None:
     """Trying again is of no use: the server is there."""
     url = postgres.url("no-such-database")
     values = settings_for(tiny_model, tmp_path, store={"url": url, "read_wait_s": 3600})
     config = write_toml(values, tmp_path / "gateway.toml")
     status, log = gateway_command("serve", "--config", str(config), folder=tmp_path)
     assert status == 2, log
-    (told,) = log.strip().splitlines()
-    assert told.startswith("[store] url = ") and "does not exist" in told
+    (line,) = log.strip().splitlines()
+    assert line.startswith("[store] url = ") and "does not exist" in line
 
 
 async def test_the_folder_of_a_store_is_made(tiny_model: Path, tmp_path: Path) -> None:

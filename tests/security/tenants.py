@@ -54,7 +54,7 @@ class Tenants:
     elsewhere: Elsewhere
 
     @property
-    def nobody(self) -> dict[str, str]:
+    def unknown(self) -> dict[str, str]:
         """Names as ann's are, of things that are not there."""
         return {
             "model": "nobodys-policy",
@@ -131,14 +131,14 @@ async def _fill(gateway: RunningGateway, name: str) -> Tenant:
         assert answer.is_success, answer.text
         return answer.json()
 
-    async def say(path: str, **body: Any) -> Any:
+    async def post(path: str, **body: Any) -> Any:
         answer = await http.post(path, headers=bearer(opened["api_key"]), json=body)
         assert answer.is_success, answer.text
         return answer.json()
 
     messages = [{"role": "user", "content": f"the secret of {name}"}]
     opened = await admin("POST", "/episodes", json={"task_id": "t", "model": model})
-    await say("/v1/chat/completions", model=model, messages=messages, max_tokens=4)
+    await post("/v1/chat/completions", model=model, messages=messages, max_tokens=4)
     await admin("POST", f"/episodes/{opened['episode_id']}/reward", json={"reward": 1.0})
     lease = await admin("POST", "/leases", json={"consumer": name, "model": model})
     acked = {"fence": lease["fence"], "checkpoint": "c"}
@@ -147,9 +147,9 @@ async def _fill(gateway: RunningGateway, name: str) -> Tenant:
     opened = await admin(
         "POST", "/episodes", json={"task_id": f"task-of-{name}", "group_id": group, "model": model}
     )
-    chat = await say("/v1/chat/completions", model=model, messages=messages, max_tokens=4)
-    response = await say("/v1/responses", model=model, input=messages[0]["content"], max_output_tokens=16)
-    await say("/v1/chat/completions", model="oracle", messages=messages)
+    chat = await post("/v1/chat/completions", model=model, messages=messages, max_tokens=4)
+    response = await post("/v1/responses", model=model, input=messages[0]["content"], max_output_tokens=16)
+    await post("/v1/chat/completions", model="oracle", messages=messages)
     calls = (await admin("GET", f"/episodes/{opened['episode_id']}"))["calls"]
     lease = await admin("POST", "/leases", json={"consumer": name, "model": model})
     image = {"hash": sha256(name.encode()).hexdigest(), "media_type": "image/png", "data": name.encode()}

@@ -1,4 +1,4 @@
-"""The admin API: on a key, on a port of its own, and never open to everybody."""
+"""The admin API: on a key, on a port of its own, and never open to every client."""
 
 from __future__ import annotations
 

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.json_depth import (
-    MAX_DEPTH,
-    TooDeep,
-    check_depth,
-)
+from headgate.json_depth import MAX_DEPTH, TooDeep, check_depth
 from tests.harness.waiting import within
 from tests.security.tenants import ROOT, Tenants, bearer, routes
 
@@ -21,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def raw(stage: Tenants, head: str, body: bytes, *, end: bool = False) -> bytes:
-    """Sends bytes on a connection and returns the answer; with `end`, nothing more will come."""
+    """Send bytes on a connection and return the answer; with `end`, nothing more will come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stage.gateway.settings.server.port)
     try:
         key = f"Authorization: Bearer {stage.bob.episode_key}\r\n"
@@ -45,7 +41,7 @@ async def test_a_declared_length_over_the_limit_is_not_read(stage: Tenants) -> N
 
 
 async def test_chunks_over_the_limit_are_not_taken(stage: Tenants) -> None:
-    """No length is declared; the connection is answered while its sender still has more to say."""
+    """No length is declared; the connection is answered while its sender still has more to send."""
     limit = stage.gateway.settings.server.body_limit_bytes
     chunk = b"100000\r\n" + b" " * 2**20 + b"\r\n"
     answer = await raw(stage, "Transfer-Encoding: chunked\r\n", chunk * (limit // 2**20 + 1))
@@ -53,7 +49,7 @@ async def test_chunks_over_the_limit_are_not_taken(stage: Tenants) -> None:
 
 
 async def test_lengths_that_lie_split_no_request(stage: Tenants) -> None:
-    """A second request hidden in the body of the first would be answered under nobody's eyes."""
+    """A second request hidden in the body of the first would be answered without any check."""
     hidden = f"GET /admin/v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ROOT}\r\n\r\n".encode()
     both = await raw(stage, "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n" + hidden)
     twice = await raw(stage, "Content-Length: 4\r\nContent-Length: 200\r\n", b"{}  " + hidden)
@@ -94,7 +90,7 @@ async def test_bodies_that_are_nested_too_deep_exhaust_nothing(stage: Tenants, k
                 b'{"model":"bob-policy","metadata":' + nested(depth, kind) + b"}",
             ):
                 answer = await stage.gateway.http.post(
-                    path.format(**stage.nobody),
+                    path.format(**stage.unknown),
                     content=body,
                     headers={**bearer(key), "content-type": "application/json"},
                 )

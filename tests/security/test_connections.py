@@ -21,11 +21,11 @@ class Quick(Connection):
 
 
 class App:
-    """Answers with a stream, once it may."""
+    """Reply with a stream, once it may."""
 
     def __init__(self) -> None:
         self.may = asyncio.Event()
-        self.asked = asyncio.Event()
+        self.received = asyncio.Event()
         self.left = asyncio.Event()
         self.bodies: list[bytes] = []
 
@@ -39,7 +39,7 @@ class App:
                 return
             body, more = body + message["body"], message["more_body"]
         self.bodies.append(body)
-        self.asked.set()
+        self.received.set()
         gone = asyncio.create_task(receive())
         may = asyncio.create_task(self.may.wait())
         await asyncio.wait({gone, may}, return_when=asyncio.FIRST_COMPLETED)
@@ -53,8 +53,8 @@ class App:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def said(app: Any, data: bytes, *, http: type[Connection] = Connection, end: bool = False) -> bytes:
-    """All that a server answers to bytes, until it closes the connection. `end`: the client closes its sending side."""
+async def exchange(app: Any, data: bytes, *, http: type[Connection] = Connection, end: bool = False) -> bytes:
+    """Send bytes, and return what the server sends until it closes the connection. `end`: the client closes its sending side."""
     port = free_port()
     async with serve(app, port, http):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -69,7 +69,7 @@ async def said(app: Any, data: bytes, *, http: type[Connection] = Connection, en
 
 
 async def goes_on(writer: asyncio.StreamWriter) -> None:
-    """Sends the same without an end, as long as the connection takes it."""
+    """Send the same without an end, as long as the connection takes it."""
     async with within("the connection is closed"):
         while True:
             writer.write(b"a" * 65_536)
@@ -87,16 +87,13 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 
 @pytest.mark.parametrize(
     "head",
-    [
-        b"X-A: " + b"a" * 70_000 + b"\r\n\r\n",
-        b"".join(b"X-%d: a\r\n" % n for n in range(600)) + b"\r\n",
-    ],
+    [b"X-A: " + b"a" * 70_000 + b"\r\n\r\n", b"".join(b"X-%d: a\r\n" % n for n in range(600)) + b"\r\n"],
 )
 async def test_a_head_that_is_too_large_is_refused(head: bytes) -> None:
     app = answering()
-    answer = await said(app, GET + head)
+    answer = await exchange(app, GET + head)
     assert answer.startswith(b"HTTP/1.1 431") and b'"head_too_large"' in answer
-    assert not app.asked.is_set()
+    assert not app.received.is_set()
 
 
 async def test_a_head_without_an_end_is_not_kept() -> None:
@@ -107,21 +104,21 @@ async def test_a_head_without_an_end_is_not_kept() -> None:
         with pytest.raises(ConnectionError):
             await goes_on(writer)
         writer.close()
-    assert not app.asked.is_set()
+    assert not app.received.is_set()
 
 
 async def test_an_ordinary_head_and_a_long_body_are_taken() -> None:
     app = answering()
     body = b"b" * 3_000_000
     head = b"".join(b"X-%d: %b\r\n" % (n, b"a" * 100) for n in range(300))
-    answer = await said(app, GET + head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    answer = await exchange(app, GET + head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert answer.startswith(b"HTTP/1.1 200") and app.bodies == [body]
 
 
 @pytest.mark.parametrize("began", [b"GET / HT", GET, GET + b"Content-Length: 9\r\n\r\n1234"])
 async def test_a_request_that_does_not_arrive_is_given_up(began: bytes) -> None:
     app = answering()
-    answer = await said(app, began, http=Quick)
+    answer = await exchange(app, began, http=Quick)
     assert answer.startswith(b"HTTP/1.1 408") and b'"request_too_slow"' in answer
     assert app.bodies == []
 
@@ -131,7 +128,7 @@ async def test_a_call_may_take_longer_than_its_request() -> None:
     async with serve(app, port, Quick):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET + b"\r\n")
-        await app.asked.wait()
+        await app.received.wait()
         await turns(10)
         app.may.set()
         async with within("the answer"):
@@ -140,7 +137,7 @@ async def test_a_call_may_take_longer_than_its_request() -> None:
 
 
 async def test_a_client_that_closes_its_sending_side_gets_its_answer() -> None:
-    answer = await said(answering(), GET.replace(b"Connection: close\r\n", b"") + b"\r\n", end=True)
+    answer = await exchange(answering(), GET.replace(b"Connection: close\r\n", b"") + b"\r\n", end=True)
     interim, _, last = answer.rpartition(b"HTTP/1.1 200 OK\r\n")
     assert interim.replace(b"HTTP/1.1 102 Processing\r\n\r\n", b"") == b""
     assert b"data: 1\n\n" in last and last.endswith(b"0\r\n\r\n")
@@ -153,14 +150,14 @@ async def test_a_client_that_has_gone_is_noticed_before_its_answer(version: byte
     async with serve(app, port):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/%b\r\nHost: x\r\n\r\n" % version)
-        await app.asked.wait()
+        await app.received.wait()
         writer.close()
         async with within("the application hears of it"):
             await app.left.wait()
 
 
 async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
-    answer = await said(answering(), b"GET / HTTP/1.0\r\n\r\n")
+    answer = await exchange(answering(), b"GET / HTTP/1.0\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert body == b"data: 1\n\ndata: 2\n\n"
     assert b"transfer-encoding" not in head and b"connection: close" in head
@@ -180,13 +177,13 @@ async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
 )
 async def test_a_request_that_does_not_name_one_host_is_refused(head: bytes) -> None:
     app = answering()
-    answer = await said(app, head + b"\r\n")
+    answer = await exchange(app, head + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 400") and b'"code":"invalid_host"' in answer
-    assert not app.asked.is_set()
+    assert not app.received.is_set()
 
 
 async def test_what_is_no_http_is_refused_as_json() -> None:
-    answer = await said(answering(), b"\x16\x03\x01 hello\r\n\r\n")
+    answer = await exchange(answering(), b"\x16\x03\x01 hello\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400") and b'"code":"invalid_http"' in answer
 
 
@@ -195,6 +192,6 @@ async def test_what_is_no_http_is_refused_as_json() -> None:
 )
 async def test_a_transfer_coding_that_is_unknown_is_not_taken_for_chunks(coding: bytes) -> None:
     app = answering()
-    answer = await said(BodyLimit(app, 1000), GET + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+    answer = await exchange(BodyLimit(app, 1000), GET + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 501") and b'"unknown_transfer_coding"' in answer
-    assert not app.asked.is_set()
+    assert not app.received.is_set()

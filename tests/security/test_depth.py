@@ -82,26 +82,26 @@ async def test_a_sampled_call_that_is_too_deep_is_text_and_its_turn_is_recorded(
     gateway, engine = stage
     for stream in (False, True):
         episode, headers = await gateway.open(mode="eval")
-        said = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
-        engine.replies.append(said)
+        text = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
+        engine.replies.append(text)
         answer = await gateway.chat(headers, tools=TOOLS, messages=[USER], stream=stream)
         assert answer.status_code == 200, answer.text
         if not stream:
             message = answer.json()["choices"][0]["message"]
             assert "tool_calls" not in message
-            assert message["content"] == said
+            assert message["content"] == text
         assert "data: [DONE]" in answer.text or not stream
         turn = (await nodes_of(gateway, episode))[-1]
-        assert gateway.model.renderer.decode(turn["ids"]).startswith(said)
+        assert gateway.model.renderer.decode(turn["ids"]).startswith(text)
 
 
 async def test_a_sampled_call_can_be_sent_back_in_every_api(stage: Stage) -> None:
     """The call is as deep as one may be: Anthropic's form holds the arguments as an object inside the body."""
     gateway, engine = stage
     arguments = nested(MAX_SAMPLED_DEPTH - 1)  # one more is the call itself
-    said = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
+    text = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
     _, headers = await gateway.open(mode="eval")
-    engine.replies += [said, "ok"]
+    engine.replies += [text, "ok"]
     tool = {"name": "add", "input_schema": {"type": "object"}}
     body: dict[str, Any] = {"model": "m", "max_tokens": 2000, "tools": [tool], "messages": [USER]}
     answer = await gateway.http.post("/v1/messages", json=body, headers=headers)

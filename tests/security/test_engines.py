@@ -10,11 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.config import (
-    EngineSettings,
-    ModelSettings,
-    is_public,
-)
+from gateway.config import EngineSettings, ModelSettings, is_public
 from gateway.config.settings import ConfigError, Settings
 from gateway.engines.address import check_engines, check_place
 from gateway.engines.process import _COMMANDS
@@ -24,16 +20,7 @@ from tests.harness.waiting import LONG_S
 
 PUBLIC = ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8"]
 LINK_LOCAL = ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1", "fd00:ec2::254", "100.100.100.200"]
-PRIVATE = [
-    "127.0.0.1",
-    "10.1.2.3",
-    "192.168.1.1",
-    "172.16.0.9",
-    "100.64.0.1",
-    "::1",
-    "fd00::1",
-    "vllm-0",
-]
+PRIVATE = ["127.0.0.1", "10.1.2.3", "192.168.1.1", "172.16.0.9", "100.64.0.1", "::1", "fd00::1", "vllm-0"]
 
 
 def external(host: str, **more: Any) -> dict[str, Any]:
@@ -95,7 +82,7 @@ async def test_an_engine_at_a_public_address_is_not_added(tiny_model: Path, tmp_
 
 @pytest.mark.parametrize("host", LINK_LOCAL)
 def test_a_link_local_address_is_no_engines(tiny_model: Path, tmp_path: Path, host: str) -> None:
-    """Nor a mirror's or a node's, and whatever `allow_public` says: clouds serve credentials there."""
+    """Nor a mirror's or a node's, and with every value of `allow_public`: clouds serve credentials there."""
     url, inside = external(host)["url"], "http://10.0.0.1:1"
     for engine in (external(host, allow_public=True), {**external("10.0.0.1"), "mirrors": [url]}):
         with pytest.raises(ConfigError, match="link-local"):
@@ -119,7 +106,7 @@ async def test_an_engine_or_mirror_at_a_link_local_address_is_not_added(
         assert len(gateway.model.pool.slots) == 1
 
 
-def test_started_engines_are_told_to_listen_on_loopback(tiny_model: Path) -> None:
+def test_started_engines_are_configured_to_listen_on_loopback(tiny_model: Path) -> None:
     model, settings = ModelSettings(path=tiny_model), EngineSettings(launch="vllm")
     command = _COMMANDS["vllm"](settings, model, "demo", str(tiny_model), "127.0.0.1", 9)
     assert command[command.index("--host") + 1] == "127.0.0.1" and command.count("--host") == 1
@@ -135,7 +122,7 @@ async def test_a_started_engine_listens_on_loopback(tiny_model: Path, tmp_path: 
 
 
 def bound(port: int) -> set[str]:
-    """The addresses (hexadecimal, as the kernel has them) at which somebody listens at a port."""
+    """The addresses (hexadecimal, as the kernel has them) at which a process listens at a port."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -149,6 +136,6 @@ def bound(port: int) -> set[str]:
     "url",
     ["http://\U00090890\U0005f153\U000524a6\x8b\xa4\U000a04f1`k", "http://[", "http://" + "a" * 70 + ".b"],
 )
-async def test_a_host_that_nobody_can_have_is_refused(url: str) -> None:
+async def test_an_impossible_host_is_refused(url: str) -> None:
     with pytest.raises(BadRequest, match="url"):
         await check_place(url, allow_public=False)

@@ -144,17 +144,17 @@ async def test_admin_keys_are_compared_in_constant_time(
 
 
 async def test_keys_open_what_they_are_for_alone(stage: Tenants) -> None:
-    """No key of one kind is one of another kind, and what is said to a wrong one says nothing of others."""
+    """No key of one kind is one of another kind, and the refusal of a wrong one shows nothing of others."""
     http, body = stage.gateway.http, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    said = set()
+    refusals = set()
     for key in (stage.ann.episode_key, agent_key_of("ann"), UPSTREAM_KEY, "wrong", "é"):
         answer = await http.get("/admin/v1/status", headers={"Authorization": f"Bearer {key}".encode()})
-        said.add((answer.status_code, answer.text))
-    assert len(said) == 1 and said.pop()[0] == 401
+        refusals.add((answer.status_code, answer.text))
+    assert len(refusals) == 1 and refusals.pop()[0] == 401
     for key in (UPSTREAM_KEY, "hg-wrong"):
         answer = await http.post("/v1/chat/completions", headers=bearer(key), json=body)
-        said.add((answer.status_code, answer.text))
-    assert len(said) == 1 and said.pop()[0] == 401
+        refusals.add((answer.status_code, answer.text))
+    assert len(refusals) == 1 and refusals.pop()[0] == 401
     for key in (ROOT, key_of("ann")):
         answer = await http.post("/v1/chat/completions", headers=bearer(key), json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -179,7 +179,7 @@ async def test_an_episodes_key_reaches_its_episode_alone(stage: Tenants) -> None
     for method, path, body in asks:
         for key in (bob.episode_key, agent_key_of("bob")):
             found = []
-            for episode in (ann.names["episode_id"], stage.nobody["episode_id"]):
+            for episode in (ann.names["episode_id"], stage.unknown["episode_id"]):
                 prefixed = await http.request(method, f"/e/{episode}{path}", headers=bearer(key), json=body)
                 named = {**bearer(key), "x-headgate-episode": episode}
                 headed = await http.request(method, path, headers=named, json=body)
@@ -188,7 +188,7 @@ async def test_an_episodes_key_reaches_its_episode_alone(stage: Tenants) -> None
 
 
 async def test_stored_answers_are_their_episodes(stage: Tenants) -> None:
-    http, ann, bob, nobody = stage.gateway.http, stage.ann, stage.bob, stage.nobody
+    http, ann, bob, unknown = stage.gateway.http, stage.ann, stage.bob, stage.unknown
     asks = [
         ("GET", "/v1/responses/{response_id}", None),
         ("GET", "/v1/responses/{response_id}/input_items", None),
@@ -204,7 +204,7 @@ async def test_stored_answers_are_their_episodes(stage: Tenants) -> None:
     for method, path, body in asks:
         for key in (bob.episode_key, agent_key_of("bob")):
             found = []
-            for names in (ann.names, nobody):
+            for names in (ann.names, unknown):
                 given = body and {k: v.format(**names) if isinstance(v, str) else v for k, v in body.items()}
                 answer = await http.request(method, path.format(**names), headers=bearer(key), json=given)
                 shown = answer.text.replace(names["response_id"], "ID")
@@ -221,12 +221,12 @@ async def test_routes_of_agents_need_a_key(stage: Tenants) -> None:
 
     schema = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
     free = {*schema, "/", "/healthz", "/readyz", "/health", "/ping", "/version", "/metrics", "/console"}
-    asked = 0
+    checked = 0
     for method, path in routes(create_app(stage.gateway.settings)):
         if method == "WS" or path in free:
             continue
         shown = path.replace("{buffer}", "0").replace("{version}", "0").replace("{", "").replace("}", "")
         answer = await stage.gateway.http.request(method, shown, json={} if method == "POST" else None)
         assert answer.status_code == 401, (method, path, answer.text)
-        asked += 1
-    assert asked > 40
+        checked += 1
+    assert checked > 40

@@ -1,8 +1,8 @@
-"""Large requests are read and rendered beside the event loop: other streams go on meanwhile.
+"""Large requests are read and rendered outside of the event loop: other streams continue.
 
 Measured is the processor time of the loop's own thread between two turns of a timer, which the load of the machine does not
 change, against what the whole request cost. `python -m bench.bodies` measures the lag itself. Whether one call in C lets others
-run is told from the Python code that it gets to meanwhile (as in tests/unit/gateway/render/test_gil.py).
+run is shown by the Python code that runs during it (as in tests/unit/gateway/render/test_gil.py).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ READERS: dict[str, Callable[[str], Any]] = {"json": json.loads, "orjson": orjson
 
 @pytest.mark.parametrize("reader", list(READERS))
 async def test_others_run_while_a_large_body_is_read(gateway: RunningGateway, reader: str) -> None:
-    """A collection, which Python code follows, comes every so many objects; before Python code other threads get their turn."""
+    """A collection, which Python code follows, comes after a number of objects; before that code other threads get their turn."""
     objects = 100_000
     text = json.dumps([{"a": [1]}] * (objects // 2))
     turns: list[str] = []

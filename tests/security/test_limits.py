@@ -142,7 +142,7 @@ async def test_open_episodes_of_a_project_are_limited(gateway: RunningGateway) -
     async def open_one() -> httpx.Response:
         return await gateway.http.post("/admin/v1/episodes", headers=key, json=body)
 
-    answers = await asyncio.gather(*(open_one() for _ in range(9)))  # at once, so none may slip through
+    answers = await asyncio.gather(*(open_one() for _ in range(9)))  # concurrently, so none may slip through
     assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 5
     refused(await open_one(), "too_many_episodes")
     refused(await chat(gateway, {"Authorization": f"Bearer {AGENT}"}), "too_many_episodes")
@@ -206,7 +206,7 @@ async def test_places_are_given_back_however_calls_end(gateway: RunningGateway) 
 async def test_places_are_given_back_whatever_serves_a_call(gateway: RunningGateway, path: str) -> None:
     """Starlette's routes match a path with a newline at its end, and the fast path does not."""
     _, headers = await gateway.open(mode="eval")
-    asked = (
+    content = (
         {"prompt": "hi"}
         if path == "completions"
         else {"input": "hi"}
@@ -215,7 +215,7 @@ async def test_places_are_given_back_whatever_serves_a_call(gateway: RunningGate
     )
     most = "max_output_tokens" if path == "responses" else "max_tokens"
     for end in ("", "%0A"):
-        body = {"model": "demo", most: 4, **asked}
+        body = {"model": "demo", most: 4, **content}
         answer = await gateway.http.post(f"/v1/{path}{end}", headers=headers, json=body)
         assert answer.status_code == 200, answer.text
         await until(lambda: gateway.services.limits.running == 0, f"the place is free after {path}{end}")

@@ -1,4 +1,4 @@
-"""No line of the log, at the level of --verbose, holds what a client, an engine or an upstream said, or a key."""
+"""No line of the log, at the level of --verbose, holds what a client, an engine or an upstream sent, or a key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def log() -> Iterator[io.StringIO]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def quoting() -> AsyncIterator[str]:
-    """An engine that refuses whatever it is asked, and quotes it."""
+    """An engine that refuses every request, and quotes it."""
 
     async def refuse(request: aiohttp.web.Request) -> aiohttp.web.Response:
         return aiohttp.web.Response(status=400, text=f"invalid: {SECRET} {await request.text()}")
@@ -111,7 +111,7 @@ async def test_requests_that_are_refused_leave_no_words(stage: Tenants, log: io.
 
 
 async def test_engines_that_fail_leave_no_words(stage: Tenants, log: io.StringIO, quoting: str) -> None:
-    """The engine's words are told to the client that asked."""
+    """The client gets the engine's words."""
     slot = stage.gateway.services.models.local["common"].pool.slots["common-0"]
     real, slot.engine = slot.engine, connect("common-0", quoting, "vllm")
     try:
@@ -137,10 +137,10 @@ async def test_upstreams_that_fail_leave_no_words(
     check(stage, log)
 
 
-async def test_what_nobody_expected_leaves_no_words(
+async def test_an_unexpected_exception_leaves_no_words(
     stage: Tenants, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception may quote whatever it stumbled upon; a line tells its type, and where it was."""
+    """An exception may quote anything; a line of the log has its type, and its place."""
 
     async def stumble(*_: Any, **__: Any) -> None:
         try:
@@ -169,7 +169,7 @@ async def test_the_database_quotes_no_rows(stage: Tenants, log: io.StringIO) -> 
     assert "OperationalError" in check(stage, log)
 
 
-async def test_exceptions_among_arguments_are_told_without_their_words() -> None:
+async def test_exceptions_among_arguments_are_logged_without_their_words() -> None:
     record = logging.makeLogRecord(
         {"msg": "%s, %r, %s", "args": (ValueError(SECRET), KeyError(SECRET), "kept")}
     )

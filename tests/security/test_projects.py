@@ -30,7 +30,7 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/images/{image}": [{}],
     "GET /admin/v1/leases/{lease_id}/groups": [{"params": {"fence": "{fence}", "model": "{model}"}}],
     "POST /admin/v1/leases/{lease_id}/renew": [
-        {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}},
+        {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}}
     ],
     "GET /admin/v1/episodes/{episode_id}/tokens": [{}, {"params": {"model": "{model}"}}],
     "GET /admin/v1/runs": [{"params": {"model": "{model}"}}],
@@ -50,11 +50,9 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/engines/{engine}": [{}],
     "POST /admin/v1/engines": [{"json": {"model": "{model}"}}],
     "POST /admin/v1/calls/{running_call_id}/move": [{"json": {}}],
-    "POST /admin/v1/leases/{lease_id}/nack": [
-        {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}},
-    ],
+    "POST /admin/v1/leases/{lease_id}/nack": [{"params": {"model": "{model}"}, "json": {"fence": "{fence}"}}],
     "POST /admin/v1/leases/{lease_id}/ack": [
-        {"params": {"model": "{model}"}, "json": {"fence": "{fence}", "checkpoint": "c"}},
+        {"params": {"model": "{model}"}, "json": {"fence": "{fence}", "checkpoint": "c"}}
     ],
     "POST /admin/v1/leases": [{"json": {"consumer": "thief", "model": "{model}"}}],
     "POST /admin/v1/episodes": [
@@ -89,7 +87,7 @@ LISTED = (
 )
 """Requests that name nothing."""
 COUNTED = ("GET /admin/v1/episodes/histogram", "GET /admin/v1/episodes/facets", "GET /admin/v1/runs")
-"""Requests that name nothing, and whose answers are numbers, or nothing before a trainer told of a step."""
+"""Requests that name nothing, and whose answers are numbers, or nothing before a trainer reported a step."""
 NAMED = {"call_id": "upstream_call_id", "name": "engine"}
 """Route parameters that have another name above."""
 
@@ -112,8 +110,8 @@ async def ask(
     )
 
 
-def said(answer: httpx.Response, names: dict[str, str]) -> tuple[int, str, Any]:
-    """An answer without the names that were asked for."""
+def without_names(answer: httpx.Response, names: dict[str, str]) -> tuple[int, str, Any]:
+    """Return an answer without the requested names."""
     text = answer.text
     for name in sorted(names, key=lambda name: -len(names[name])):
         if len(names[name]) > 3:
@@ -149,8 +147,8 @@ def _shape(route: str) -> str:
 async def test_what_is_another_projects_is_not_there(stage: Tenants, route: str) -> None:
     for request in HIDDEN[route]:
         theirs = await ask(stage, key_of("bob"), route, request, stage.ann.names)
-        nobodys = await ask(stage, key_of("bob"), route, request, stage.nobody)
-        assert said(theirs, stage.ann.names) == said(nobodys, stage.nobody)
+        unknowns = await ask(stage, key_of("bob"), route, request, stage.unknown)
+        assert without_names(theirs, stage.ann.names) == without_names(unknowns, stage.unknown)
         assert theirs.status_code in (400, 404) and (theirs.status_code == 404 or "{agent}" in str(request))
         assert "ann" not in theirs.text.replace(stage.ann.names["model"], "").replace("ann-agent", "")
 
@@ -162,7 +160,7 @@ async def test_what_is_the_roots_is_not_there(stage: Tenants, route: str) -> Non
 
 
 async def test_nodes_are_the_roots(stage: Tenants) -> None:
-    names = {**stage.nobody, "name": "n"}
+    names = {**stage.unknown, "name": "n"}
     for route, request in NODES.items():
         assert (await ask(stage, key_of("bob"), route, request, names)).status_code == 404
         assert (await ask(stage, ROOT, route, request, names)).is_success, route
@@ -173,8 +171,10 @@ async def test_another_projects_lease_and_version_are_not_ones_own(stage: Tenant
     for route in (route for route in HIDDEN if "{lease_id}" in route):
         (request,) = HIDDEN[route]
         theirs = await ask(stage, key_of("bob"), route, request, mixed)
-        nobodys = await ask(stage, key_of("bob"), route, request, {**stage.nobody, "model": "bob-policy"})
-        assert said(theirs, mixed) == said(nobodys, {**stage.nobody, "model": "bob-policy"})
+        unknowns = await ask(stage, key_of("bob"), route, request, {**stage.unknown, "model": "bob-policy"})
+        assert without_names(theirs, mixed) == without_names(
+            unknowns, {**stage.unknown, "model": "bob-policy"}
+        )
         assert not theirs.is_success
 
 
@@ -202,7 +202,7 @@ async def test_episodes_are_counted_and_runs_listed_to_their_own_alone(stage: Te
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_a_status_tells_of_ones_own_alone(own_stage: Tenants) -> None:
+async def test_a_status_shows_ones_own_alone(own_stage: Tenants) -> None:
     own = (await ask(own_stage, key_of("bob"), "GET /admin/v1/status", {}, {})).json()
     everything = (await ask(own_stage, ROOT, "GET /admin/v1/status", {}, {})).json()
     assert own["model"] == "bob-policy" and own["models"] == ["bob-policy"]
@@ -212,7 +212,7 @@ async def test_a_status_tells_of_ones_own_alone(own_stage: Tenants) -> None:
 
 
 async def test_groups_of_the_same_name_are_different_groups(stage: Tenants) -> None:
-    """Names of groups are the tenants' own: what is told of one says nothing of the other."""
+    """Names of groups are the tenants' own: what is shown of one has nothing of the other."""
     http = stage.gateway.http
 
     async def stories() -> list[str]:
@@ -242,13 +242,13 @@ async def test_models_of_another_project_cannot_be_called(stage: Tenants) -> Non
         for key in (stage.bob.episode_key, agent_key_of("bob")):
             answers = []
             for model in ("ann-policy", "ann-judge", "no-such-thing"):
-                asked = {**body, "model": model}
-                answer = await stage.gateway.http.post(path, headers=bearer(key), json=asked)
+                given = {**body, "model": model}
+                answer = await stage.gateway.http.post(path, headers=bearer(key), json=given)
                 answers.append((answer.status_code, answer.text.replace(model, "MODEL")))
             assert answers[0][0] == 404 and len(set(answers)) == 1, (path, answers)
 
 
-async def test_models_that_nobody_has_are_everybodys(stage: Tenants) -> None:
+async def test_models_without_a_project_are_for_all(stage: Tenants) -> None:
     messages = [{"role": "user", "content": "hi"}]
     for tenant in (stage.ann, stage.bob):
         for model in ("common", "oracle"):
@@ -279,9 +279,9 @@ async def test_models_are_listed_to_those_who_may_call_them(stage: Tenants) -> N
         assert (await stage.gateway.http.get(path)).status_code == 401
     for model in ("ann-policy", "ann-judge"):
         theirs = await stage.gateway.http.get(f"/v1/models/{model}", headers=stage.bob.headers)
-        nobodys = await stage.gateway.http.get("/v1/models/no-such", headers=stage.bob.headers)
+        unknowns = await stage.gateway.http.get("/v1/models/no-such", headers=stage.bob.headers)
         assert theirs.status_code == 404
-        assert theirs.text.replace(model, "M") == nobodys.text.replace("no-such", "M")
+        assert theirs.text.replace(model, "M") == unknowns.text.replace("no-such", "M")
 
 
 async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
@@ -324,7 +324,7 @@ async def test_projects_that_would_not_be_apart_are_refused(
 
 @pytest.mark.asyncio(loop_scope="function")
 async def test_what_is_out_of_reach_is_not_touched(own_stage: Tenants) -> None:
-    """The owner's same requests are served, so the refusals are no accident."""
+    """The owner's same requests are served, so the refusals are not an accident."""
     names, key = own_stage.ann.names, key_of("ann")
     for route, requests in HIDDEN.items():
         for request in requests:

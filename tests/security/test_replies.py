@@ -1,4 +1,4 @@
-"""A request for several replies is as many calls, for the limits of its key and for the queue that everybody shares."""
+"""A request for several replies is as many calls, for the limits of its key and for the queue that all share."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_replies_of_an_upstream_count_too(tiny_model: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("asked", "replies"),
+    ("body", "replies"),
     [
         ({}, 1),
         ({"n": 3}, 3),
@@ -131,5 +131,5 @@ async def test_replies_of_an_upstream_count_too(tiny_model: Path, tmp_path: Path
         ({"prompt": []}, 1),
     ],
 )
-async def test_what_an_upstream_is_asked_for_is_counted(asked: dict[str, Any], replies: int) -> None:
-    assert replies_of(asked)[0] == replies
+async def test_the_replies_of_an_upstream_request_are_counted(body: dict[str, Any], replies: int) -> None:
+    assert replies_of(body)[0] == replies

@@ -107,9 +107,7 @@ async def test_as_many_as_may_be_are_taken(small: RunningGateway) -> None:
         assert answer.status_code == 200, answer.text
 
 
-async def test_by_default_agents_may_send_what_they_do_and_nobody_what_stalls_others(
-    plain: RunningGateway,
-) -> None:
+async def test_the_default_bounds_allow_agents_and_refuse_what_stalls_others(plain: RunningGateway) -> None:
     """Anthropic's 8,191 stop sequences; many tools; but not 400,000 stop strings."""
     assert sizes.MOST["stop"] >= 8191 and sizes.MOST["tools"] >= 1000 and sizes.MOST["messages"] >= 10_000
     _, headers = await plain.open(mode="eval")

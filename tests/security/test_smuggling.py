@@ -1,7 +1,7 @@
 """Two hops, client to front and front to back: no request hides in another one, and no answer reaches another request.
 
-Both are real servers; clients are raw sockets, so that they can say what no HTTP library says. The back answers with what it has
-heard, so that each answer names its request.
+Both are real servers; clients are raw sockets, so that they can send what no HTTP library sends. The back returns what it has
+received, so that each answer names its request.
 """
 
 from __future__ import annotations
@@ -43,10 +43,15 @@ class Back:
             message = await receive()
             body, more = body + message.get("body", b""), message.get("more_body", False)
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        told = {"method": scope["method"], "path": scope["path"], "body": body.decode(), "headers": headers}
-        self.heard.append(told)
+        received = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "body": body.decode(),
+            "headers": headers,
+        }
+        self.heard.append(received)
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+        await send({"type": "http.response.body", "body": json.dumps(received).encode()})
 
 
 class Front:
@@ -62,10 +67,10 @@ class Front:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def say(self, *said: bytes, end: bool = False) -> bytes:
-        """All that is answered on a connection of its own, until it is closed. `end`: nothing more is said after that."""
+    async def send(self, *parts: bytes, end: bool = False) -> bytes:
+        """Return all that is answered on a new connection, until it is closed. `end`: nothing more is sent after that."""
         reader, writer = await self.connect()
-        for part in said:
+        for part in parts:
             writer.write(part)
         if end:
             writer.write_eof()
@@ -76,11 +81,11 @@ class Front:
             writer.close()
 
     async def ask(self, name: str) -> dict[str, Any]:
-        """Returns the answer to an ordinary client, which is its own request."""
-        answer = await self.say(request("GET", f"/admin/v1/{name}", ROOT, "Connection: close\r\n"))
-        told: dict[str, Any] = json.loads(body_of(answer))
-        assert told["path"] == f"/admin/v1/{name}"
-        return told
+        """Return the answer to an ordinary client, which is its own request."""
+        answer = await self.send(request("GET", f"/admin/v1/{name}", ROOT, "Connection: close\r\n"))
+        answered: dict[str, Any] = json.loads(body_of(answer))
+        assert answered["path"] == f"/admin/v1/{name}"
+        return answered
 
 
 def request(method: str, path: str, key: str, headers: str = "", body: bytes = b"") -> bytes:
@@ -149,12 +154,12 @@ async def test_a_body_ends_where_it_ends_with_every_method(hops: Hops, method: s
             ("Transfer-Encoding: chunked\r\nConnection: close\r\n", chunks(HIDDEN)),
         ):
             back.heard.clear()
-            assert status(await found.say(request(method, path, key, headers, body))) == 200
+            assert status(await found.send(request(method, path, key, headers, body))) == 200
             await found.ask("first")
             await found.ask("second")
-            told = [(heard["method"], heard["path"], heard["body"].encode()) for heard in back.heard]
+            received = [(heard["method"], heard["path"], heard["body"].encode()) for heard in back.heard]
             others = [("GET", "/admin/v1/first", b""), ("GET", "/admin/v1/second", b"")]
-            assert told == [(method, path, HIDDEN), *others]
+            assert received == [(method, path, HIDDEN), *others]
             assert back.heard[0]["headers"]["content-length"] == str(len(HIDDEN))
 
 
@@ -162,19 +167,19 @@ async def test_nothing_is_sent_on_before_its_key_is_checked(hops: Hops) -> None:
     """An agent's key is none of the admin API's."""
     found, back = hops
     for method in METHODS:
-        for key in ("", "nobody's", AGENT):
+        for key in ("", "unknown", AGENT):
             for path in (ADMIN, f"/e/some-episode{ADMIN}"):
-                assert status(await found.say(request(method, path, key, long(HIDDEN), HIDDEN))) == 401
+                assert status(await found.send(request(method, path, key, long(HIDDEN), HIDDEN))) == 401
     assert back.heard == []
 
 
 async def test_headers_of_a_connection_stay_with_it(hops: Hops) -> None:
-    """The key is not the connection's, whatever is said: the one that was checked goes on."""
+    """The key is not the connection's, whatever its header names: the one that was checked goes on."""
     found, back = hops
     named = "Connection: close, X-Mine, Content-Length, Authorization\r\n"
     own = f"{named}X-Mine: a\r\nKeep-Alive: 5\r\nTE: trailers\r\nProxy-Connection: b\r\n"
     body = f"X-Headgate-Forwarded: a-guess\r\nX-Yours: c\r\nContent-Length: {len(HIDDEN)}\r\n"
-    assert status(await found.say(request("PUT", ADMIN, ROOT, own + body, HIDDEN))) == 200
+    assert status(await found.send(request("PUT", ADMIN, ROOT, own + body, HIDDEN))) == 200
     (heard,) = back.heard
     assert heard["body"].encode() == HIDDEN
     assert set(heard["headers"]) == {
@@ -187,7 +192,7 @@ async def test_headers_of_a_connection_stay_with_it(hops: Hops) -> None:
     assert heard["headers"]["x-headgate-forwarded"] == "the-key-of-the-cluster"
 
 
-async def test_who_expects_to_be_asked_for_the_body_is_asked_by_the_front(hops: Hops) -> None:
+async def test_the_front_answers_expect_100_continue(hops: Hops) -> None:
     found, back = hops
     reader, writer = await found.connect()
     writer.write(request("DELETE", ADMIN, ROOT, long(HIDDEN, "Expect: 100-continue\r\n")))
@@ -201,12 +206,12 @@ async def test_who_expects_to_be_asked_for_the_body_is_asked_by_the_front(hops: 
 
 
 @pytest.mark.parametrize("length", [len(HIDDEN), LIMIT + 1])
-async def test_who_is_not_asked_for_the_body_is_not_heard_any_more(hops: Hops, length: int) -> None:
+async def test_a_connection_is_closed_if_its_body_is_not_requested(hops: Hops, length: int) -> None:
     """A client may take the answer for leave to send its next request, and the server that request for the body."""
     found, back = hops
-    key = "nobody's" if length <= LIMIT else ROOT
+    key = "unknown" if length <= LIMIT else ROOT
     head = f"Expect: 100-continue\r\nContent-Length: {length}\r\n"
-    answer = await found.say(request("POST", ADMIN, key, head))
+    answer = await found.send(request("POST", ADMIN, key, head))
     assert status(answer) in (400, 401) and answer.count(b"HTTP/1.1") == 1
     assert b"connection: close" in answer
     assert back.heard == []
@@ -214,10 +219,10 @@ async def test_who_is_not_asked_for_the_body_is_not_heard_any_more(hops: Hops, l
 
 async def test_a_body_that_does_not_come_is_not_sent_on(hops: Hops) -> None:
     found, back = hops
-    assert await found.say(request("POST", ADMIN, ROOT, long(HIDDEN), HIDDEN[:-1]), end=True) == b""
+    assert await found.send(request("POST", ADMIN, ROOT, long(HIDDEN), HIDDEN[:-1]), end=True) == b""
     half = b"5\r\nhello\r\n"
     framed = request("GET", ADMIN, ROOT, "Transfer-Encoding: chunked\r\n", half)
-    assert await found.say(framed, end=True) == b""
+    assert await found.send(framed, end=True) == b""
     await found.ask("next")
     assert [heard["path"] for heard in back.heard] == ["/admin/v1/next"]
 
@@ -238,23 +243,23 @@ LIES = (
 async def test_lengths_that_lie_are_refused_by_the_front(hops: Hops) -> None:
     found, back = hops
     for lie in LIES:
-        answer = await found.say(request("POST", ADMIN, ROOT, lie, b"0\r\n\r\n" + HIDDEN), end=True)
+        answer = await found.send(request("POST", ADMIN, ROOT, lie, b"0\r\n\r\n" + HIDDEN), end=True)
         assert status(answer) == 400 and answer.count(b"HTTP/1.1 ") == 1, lie
     assert back.heard == []
 
 
 async def test_what_comes_after_a_body_is_a_request_of_the_same_client(hops: Hops) -> None:
-    """Several requests on one connection, sent at once: each has its own answer, in their order."""
+    """Several requests on one connection, sent together: each has its own answer, in their order."""
     found, back = hops
     names = [f"{method}-{n}" for n, method in enumerate(("POST", "GET", "DELETE", "GET", "PUT"))]
     sent = [
         request(name.partition("-")[0], f"/admin/v1/{name}", ROOT, long(HIDDEN, ""), HIDDEN) for name in names
     ]
     last = request("GET", "/admin/v1/last", ROOT, "Connection: close\r\n")
-    answers = await found.say(b"".join(sent), last)
-    told = [json.loads(body_of(answer))["path"] for answer in answers.split(b"HTTP/1.1 200")[1:]]
-    assert told == [f"/admin/v1/{name}" for name in [*names, "last"]]
-    assert [heard["path"] for heard in back.heard] == told
+    answers = await found.send(b"".join(sent), last)
+    received = [json.loads(body_of(answer))["path"] for answer in answers.split(b"HTTP/1.1 200")[1:]]
+    assert received == [f"/admin/v1/{name}" for name in [*names, "last"]]
+    assert [heard["path"] for heard in back.heard] == received
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -271,7 +276,7 @@ async def test_an_upgrade_that_is_not_done_hides_nothing(hops: Hops, cut: bool) 
         writer.close()
         assert status(answer) == 400 and b"connection: close" in answer
         assert b"HTTP/1.1 2" not in rest and (method == "HEAD" or b"upgrade_with_body" in rest)
-    alone = await found.say(request("GET", ADMIN, ROOT, "Connection: Upgrade\r\nUpgrade: h2c\r\n"))
+    alone = await found.send(request("GET", ADMIN, ROOT, "Connection: Upgrade\r\nUpgrade: h2c\r\n"))
     assert status(alone) == 200
     await found.ask("next")
     assert [heard["path"] for heard in back.heard] == [ADMIN, "/admin/v1/next"]
@@ -281,15 +286,15 @@ async def test_an_upgrade_that_is_not_done_hides_nothing(hops: Hops, cut: bool) 
 async def scripted(*answers: bytes) -> AsyncIterator[tuple[Front, list[bytes]]]:
     """A front before a server that reads the head of one request a connection, and the first lines of these.
 
-    It answers as it is told, and closes the connection after half an answer, but not after a whole one.
+    It answers by `answers`, and closes the connection after half an answer, but not after a whole one.
     """
-    asked: list[bytes] = []
+    requests: list[bytes] = []
     over = asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        answer = answers[len(asked)]
-        asked.append(head.split(b" HTTP")[0])
+        answer = answers[len(requests)]
+        requests.append(head.split(b" HTTP")[0])
         writer.write(answer)
         if answer != HALF:
             await over.wait()
@@ -300,7 +305,7 @@ async def scripted(*answers: bytes) -> AsyncIterator[tuple[Front, list[bytes]]]:
         await asyncio.start_server(talk, "127.0.0.1", port),
         front(f"http://127.0.0.1:{port}") as found,
     ):
-        yield found, asked
+        yield found, requests
         over.set()
 
 
@@ -315,15 +320,15 @@ def whole(name: str) -> bytes:
 async def test_a_connection_that_was_answered_before_its_request_was_read_is_not_used_again() -> None:
     """The back answers and reads no further, and the body is more than connections hold: the rest would be the next one's."""
     body = HIDDEN + b" " * (LIMIT - len(HIDDEN))
-    async with scripted(whole("early"), whole("next")) as (found, asked):
-        assert status(await found.say(request("POST", ADMIN, ROOT, long(body), body))) == 200
+    async with scripted(whole("early"), whole("next")) as (found, requests):
+        assert status(await found.send(request("POST", ADMIN, ROOT, long(body), body))) == 200
         await found.ask("next")
-        assert asked == [b"POST /admin/v1/status", b"GET /admin/v1/next"]
+        assert requests == [b"POST /admin/v1/status", b"GET /admin/v1/next"]
 
 
 async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None:
-    async with scripted(HALF, whole("next")) as (found, asked):
-        answer = await found.say(request("GET", ADMIN, ROOT))
+    async with scripted(HALF, whole("next")) as (found, requests):
+        answer = await found.send(request("GET", ADMIN, ROOT))
         assert b"content-length: 100" in answer and answer.endswith(b"\r\n\r\nhalf")
         await found.ask("next")
-        assert asked == [b"GET /admin/v1/status", b"GET /admin/v1/next"]
+        assert requests == [b"GET /admin/v1/status", b"GET /admin/v1/next"]

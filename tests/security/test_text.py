@@ -29,7 +29,7 @@ async def scripted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield running
 
 
-def asked(api: str, text: str) -> tuple[str, dict[str, Any]]:
+def conversation(api: str, text: str) -> tuple[str, dict[str, Any]]:
     """A conversation in which a tool read a page, as each API has it; its tool was described by the page's author, too."""
     if api == "chat":
         result = {"role": "tool", "tool_call_id": "call00000", "content": text}
@@ -60,11 +60,11 @@ def asked(api: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 async def prompt(scripted: Scripted, api: str, text: str) -> list[int]:
-    """Returns the engine's prompt."""
+    """Return the engine's prompt."""
     gateway, engine = scripted
     engine.replies.append("ok")
     opened = await gateway.admin.open_episode("task", mode="eval")
-    path, body = asked(api, text)
+    path, body = conversation(api, text)
     async with httpx.AsyncClient(timeout=LONG_S) as client:
         headers = {"Authorization": f"Bearer {opened.api_key}", "anthropic-version": "2023-06-01"}
         answer = await client.post(
@@ -104,9 +104,12 @@ async def test_a_result_that_goes_on_a_recorded_conversation_cannot_end_its_turn
             answer = await client.post(
                 url, json={"model": "demo", "messages": messages, "tools": tools}, headers=headers
             )
-            said = answer.json()["choices"][0]["message"]
-            calls = said.get("tool_calls") or []
-            messages += [said, *({"role": "tool", "tool_call_id": c["id"], "content": PAGE} for c in calls)]
+            message = answer.json()["choices"][0]["message"]
+            calls = message.get("tool_calls") or []
+            messages += [
+                message,
+                *({"role": "tool", "tool_call_id": c["id"], "content": PAGE} for c in calls),
+            ]
     first, second = (list(request["token_ids"]) for request in engine.requests[-2:])
     assert second[: len(first)] == first
     new = second[len(first) :]
@@ -120,13 +123,13 @@ async def test_a_result_that_goes_on_a_recorded_conversation_cannot_end_its_turn
 
 
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])
-def test_no_mark_of_any_family_is_one_in_what_users_and_tools_say(name: str) -> None:
+def test_no_mark_of_any_family_is_one_in_the_text_of_users_and_tools(name: str) -> None:
     family = next(family for family in FAMILIES if family.name == name)
     chat = renderer(name)
     added = {token.content: i for i, token in chat.backend.get_added_tokens_decoder().items()}
     every = "".join(f"x{mark}\n" for mark in added)
 
-    def said(text: str) -> list[int]:
+    def marks(text: str) -> list[int]:
         messages: list[Any] = [{"role": "system", "content": text}] if family.systems else []
         messages += [{"role": "user", "content": text}]
         tools: list[Any] = []
@@ -141,4 +144,4 @@ def test_no_mark_of_any_family_is_one_in_what_users_and_tools_say(name: str) -> 
             ]
         return [token for token in chat.render(messages, tools) if token in added.values()]
 
-    assert said(every) == said("rain")
+    assert marks(every) == marks("rain")

@@ -24,7 +24,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def attacker() -> AsyncIterator[tuple[str, list[str]]]:
-    """A server that nobody should speak to, and what was said to it."""
+    """A server that must get no request, and the requests that it got."""
     heard: list[str] = []
 
     async def hear(request: aiohttp.web.Request) -> aiohttp.web.Response:
@@ -45,7 +45,7 @@ async def attacker() -> AsyncIterator[tuple[str, list[str]]]:
 
 
 async def test_requests_name_no_addresses(stage: Tenants, attacker: tuple[str, list[str]]) -> None:
-    """CVE-2024-6587: `api_base` in a body sent the key to whoever was named there."""
+    """CVE-2024-6587: `api_base` in a body sent the key to the host that was named there."""
     url, heard = attacker
     stage.elsewhere.respond = whole_or_streamed
     stage.elsewhere.requests.clear()
@@ -113,9 +113,9 @@ async def test_engines_are_not_followed_elsewhere(attacker: tuple[str, list[str]
 async def test_upstream_keys_reach_no_client(stage: Tenants, stream: bool) -> None:
     """Also where the upstream quotes the key, as some do when they refuse it."""
 
-    async def quoting(asked: dict[str, Any]) -> Response:
+    async def quoting(body: dict[str, Any]) -> Response:
         words = f"Incorrect API key provided: {UPSTREAM_KEY}"
-        if asked.get("stream"):
+        if body.get("stream"):
             chunk = {"choices": [{"index": 0, "delta": {"content": words}, "finish_reason": None}]}
             return events([b"data: " + json.dumps(chunk).encode() + b"\n\n", EVENTS])
         return JSONResponse({"error": {"message": words}}, 401, {"x-key": UPSTREAM_KEY})

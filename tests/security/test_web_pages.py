@@ -119,8 +119,8 @@ async def passed(headers: dict[str, str], cluster_key: str | None = None, first:
         pass
 
     given = [*first] + [(name.encode(), value.encode()) for name, value in headers.items()]
-    asked = {"type": "http", "method": "GET", "path": "/admin/v1/status", "headers": given}
-    await WebGuard(inside, OWN, cluster_key)(asked, None, send)  # type: ignore[arg-type]
+    scope_of_request = {"type": "http", "method": "GET", "path": "/admin/v1/status", "headers": given}
+    await WebGuard(inside, OWN, cluster_key)(scope_of_request, None, send)  # type: ignore[arg-type]
     return bool(seen)
 
 

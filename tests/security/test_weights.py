@@ -15,7 +15,7 @@ from tests.security.tenants import Tenants, bearer, key_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = Path(__file__).parents[2]
-CODE = ("gateway", "trainer", "scheduler", "migrations")
+CODE = ("headgate", "gateway", "trainer", "scheduler", "migrations")
 FORBIDDEN_MODULES = {
     "pickle",
     "_pickle",
@@ -66,7 +66,7 @@ async def test_a_project_publishes_from_its_own_folder(
         ("ann", "ann-policy", "/etc"),
         ("ann", "ann-policy", "/no/such/folder"),
         ("ann", "ann-policy", f"{own}/../outside"),
-        ("ann", "ann-policy", f"{own}-beside/v1"),
+        ("ann", "ann-policy", f"{own}-sibling/v1"),
         ("ann", "ann-policy", own / "link"),
         ("bob", "bob-policy", inside),
         ("bob", "bob-policy", "."),
@@ -112,7 +112,7 @@ def trees() -> Iterator[tuple[str, ast.AST]]:
 
 
 def dangers(tree: ast.AST) -> Iterator[str]:
-    """Returns the calls in a module that make code out of data."""
+    """Return the calls in a module that make code out of data."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES)

@@ -44,5 +44,5 @@ def test_every_framework_that_is_tested_has_a_guide() -> None:
         path.stem.removeprefix("test_") for path in (ROOT / "tests" / "compat" / "clients").glob("test_*.py")
     }
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "guide" / "agents").glob("*.md"))
-    told = pages.lower().replace("-", "_").replace(" ", "_")
-    assert not {name for name in tested - {"coding_agents"} if name not in told}
+    text = pages.lower().replace("-", "_").replace(" ", "_")
+    assert not {name for name in tested - {"coding_agents"} if name not in text}

@@ -1,4 +1,4 @@
-"""compose.yaml and deploy/, as far as they can be told without Docker; and with its compose, where that is installed."""
+"""compose.yaml and deploy/, as far as they can be checked without Docker; and with its compose, where that is installed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_services_and_profiles() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_each_service_says_when_it_is_well_and_comes_back(name: str) -> None:
+def test_each_service_has_a_health_check_and_restarts(name: str) -> None:
     service = SERVICES[name]
     assert {"test", "interval", "timeout", "retries"} <= service["healthcheck"].keys()
     assert service["restart"] in ("unless-stopped", "on-failure")
@@ -94,7 +94,7 @@ def test_each_engine_has_a_name_of_its_own_so_that_none_is_scaled_and_each_is_pa
     assert len({service["container_name"] for service in gpu}) == len(gpu)
     aliases = [alias for service in gpu for alias in service["networks"]["engines"]["aliases"]]
     assert aliases == ["engine", "engine-2"]
-    assert all(f"http://{alias}:8000" in DOCUMENTED for alias in aliases), "how the gateway is told of both"
+    assert all(f"http://{alias}:8000" in DOCUMENTED for alias in aliases), "how the gateway gets both"
 
 
 def test_no_secret_is_written_down_or_has_a_default() -> None:
@@ -174,12 +174,12 @@ def test_the_mounted_settings_are_accepted(monkeypatch: pytest.MonkeyPatch) -> N
     two = ["http://engine:8000", "http://engine-2:8000"]
     monkeypatch.setenv("HEADGATE_ENGINE_URLS", json.dumps({"policy": two}))
     assert list(Settings.load(ROOT / "deploy" / "gateway.toml").engine_of("policy").places) == two
-    for wrong, said in (
+    for wrong, words in (
         ("http://engine:8000", "must be JSON such as"),
         ('{"p": []}', "the configuration has: policy"),
     ):
         monkeypatch.setenv("HEADGATE_ENGINE_URLS", wrong)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=words):
             Settings.load(ROOT / "deploy" / "gateway.toml")
     stop = re.fullmatch(r"(\d+)s", SERVICES["gateway"]["stop_grace_period"])
     assert stop
@@ -207,24 +207,28 @@ def test_vllm_is_started_as_the_gateway_would_start_it() -> None:
 
 
 def options_of(name: str) -> dict[str, str]:
-    """The options of an engine's service."""
-    said = [*SERVICES[name]["entrypoint"][3:], *SERVICES[name].get("command", ())]
-    return {option.split("=")[0]: _filled(option).partition("=")[2] for option in said}
+    """Return the options of an engine's service."""
+    options = [*SERVICES[name]["entrypoint"][3:], *SERVICES[name].get("command", ())]
+    return {option.split("=")[0]: _filled(option).partition("=")[2] for option in options}
 
 
 def devices_of(name: str) -> list[dict[str, Any]]:
-    """The devices that a service reserves."""
+    """Return the devices that a service reserves."""
     found: list[dict[str, Any]] = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
     return found
 
 
-def test_vllm_and_the_trainer_have_a_gpu_each_or_one_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the arithmetic of `trainer plan-memory`, for a model of 8 billion weights' adapters on 80 GiB."""
+def test_vllm_and_the_trainer_have_a_gpu_each() -> None:
     ((vllm,), (second,), (trainer,)) = (devices_of(name) for name in ("vllm", "vllm-2", "trainer"))
     assert _filled(str(vllm["count"])) == options_of("vllm")["--tensor-parallel-size"] == "1"
     assert [_filled(each) for each in (*trainer["device_ids"], *second["device_ids"])] == ["1", "2"]
     assert "run.device=cuda" in SERVICES["trainer"]["command"], "it would train on the CPU without a word"
     assert "deploy" not in SERVICES["trainer-cpu"]
+
+
+@pytest.mark.long
+def test_vllm_and_the_trainer_have_one_gpu_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the arithmetic of `trainer plan-memory`, for a model of 8 billion weights' adapters on 80 GiB."""
     monkeypatch.setenv("HEADGATE_ADMIN_KEY", "an admin key")
     gateway = Settings.load(ROOT / "deploy" / "one-gpu" / "gateway.toml")
     ((name, node),) = gateway.nodes.items()
@@ -240,7 +244,7 @@ def test_vllm_and_the_trainer_have_a_gpu_each_or_one_in_turn(monkeypatch: pytest
     assert found.engine is not None and found.engine.kind == "in turn", found.engine
     alone = plan(trained.model_copy(update={"gateway": trained.gateway.model_copy(update={"nodes": ()})}),
                  1, 80 * GIB, engine_bytes(options_of("vllm")[SHARE], 80 * GIB))  # fmt: skip
-    assert alone.engine is not None and alone.engine.kind == "not at all", "nobody would take turns"
+    assert alone.engine is not None and alone.engine.kind == "not at all", "they would not take turns"
 
 
 def test_prometheus_and_grafana_find_one_another_and_the_gateways() -> None:

@@ -1,4 +1,4 @@
-"""A key that nobody knows is answered with the one that was meant, in every file that a person writes."""
+"""The error for an unknown key names the nearest known one, in every file that a person writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import ConfigError, Settings
+from headgate.configuration import TABLES
 from lab.simulate.errors import ScenarioError
 from lab.simulate.scenario import Scenario
 from scheduler.cluster.errors import BadFile
@@ -38,7 +39,7 @@ def test_the_gateway_names_the_nearest_key(values: dict[str, object], line: str)
     assert line in str(caught.value)
 
 
-def test_every_mistake_of_a_file_is_reported_at_once() -> None:
+def test_every_mistake_of_a_file_is_in_one_error() -> None:
     values = {
         "models": {"demo": {**MODEL, "family": "qwen33"}},
         "store": {"url": "mysql://x"},
@@ -78,15 +79,64 @@ def test_the_trainer_does_so_too_also_below_its_algorithm() -> None:
     ],
 )
 def test_so_do_the_other_files(
-    load: Callable[[Path], object],
-    error: type[Exception],
-    text: str,
-    key: str,
-    meant: str,
-    tmp_path: Path,
+    load: Callable[[Path], object], error: type[Exception], text: str, key: str, meant: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "file.toml"
     path.write_text(text)
     with pytest.raises(error) as caught:
         load(path)
     assert f"{key}: there is no such key; did you mean `{meant}`?" in str(caught.value)
+
+
+SHARED = """
+[run]
+dir = "runs/x"
+steps = 1
+[model]
+path = "models/demo"
+[optimizer]
+lr = 1e-5
+[models.demo]
+path = "models/demo"
+[weights]
+keep = 5
+[publish]
+keep = 6
+"""
+
+
+def test_the_programs_tables_have_distinct_names() -> None:
+    assert {"gateway": Settings.model_fields.keys(), "trainer": TrainerSettings.model_fields.keys()} == TABLES
+    assert not TABLES["gateway"] & TABLES["trainer"]
+
+
+def test_one_file_configures_both_programs_and_the_trainer_starts_the_gateway_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(SHARED)
+    gateway, trainer = Settings.load(file), TrainerSettings.load(file)
+    assert (gateway.weights.keep, trainer.publish.keep, trainer.gateway.config) == (5, 6, file)
+    file.write_text(f"{SHARED}[gateway]\nurl = 'http://127.0.0.1:8000'\n")
+    assert TrainerSettings.load(file).gateway.config is None, "the gateway may run on another machine"
+
+
+@pytest.mark.parametrize("load", [Settings.load, TrainerSettings.load])
+def test_a_table_of_neither_program_is_refused_in_one_file(
+    load: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (file := tmp_path / "run.toml").write_text(f"{SHARED}[surprise]\n")
+    with pytest.raises((ConfigError, TrainerConfigError), match="surprise: there is no such key"):
+        load(file)
+
+
+def test_a_file_of_one_program_refuses_the_tables_of_the_other(tmp_path: Path) -> None:
+    (file := tmp_path / "gateway.toml").write_text(
+        "[models.demo]\npath = 'models/demo'\n[model]\npath = 'x'\n"
+    )
+    with pytest.raises(ConfigError, match="did you mean `models`"):
+        Settings.load(file)
+
+
+def test_the_command_line_of_the_trainer_changes_no_table_of_the_gateway(tmp_path: Path) -> None:
+    (file := tmp_path / "run.toml").write_text(SHARED)
+    with pytest.raises(TrainerConfigError, match=r"the gateway reads this table: change it in .*run\.toml"):
+        TrainerSettings.load(file, ["staleness.eta=2"])

@@ -21,7 +21,7 @@ SERIES = re.compile(r"\b(?P<name>(?:headgate|process)_\w+|up)\b(?:\{(?P<matchers
 
 
 def metrics() -> dict[str, set[str]]:
-    """The labels of every series, by the names that Prometheus has them under."""
+    """Return the labels of every series, by the names that Prometheus has them under."""
     found: dict[str, set[str]] = {"up": set()}
     for metric in vars(Metrics()).values():
         if isinstance(metric, Counter):
@@ -47,8 +47,8 @@ def expressions() -> Iterator[tuple[str, str, str]]:
             yield rule["alert"], rule["expr"], json.dumps(rule.get("annotations", {}))
 
 
-def asked(expression: str, shown: str) -> tuple[set[str], set[str]]:
-    """The series that an expression names, and the labels by which it chooses, sums and shows them."""
+def parts(expression: str, shown: str) -> tuple[set[str], set[str]]:
+    """Return the series that an expression names, and the labels by which it chooses, sums and shows them."""
     series, labels = set(), set(re.findall(r"\{\{\s*(?:\$labels\.)?(\w+)", shown))
     for match in SERIES.finditer(expression):
         series.add(match["name"])
@@ -61,7 +61,7 @@ def asked(expression: str, shown: str) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize(("place", "expression", "shown"), expressions(), ids=lambda value: str(value)[:40])
 def test_an_expression_names_series_and_labels_that_exist(place: str, expression: str, shown: str) -> None:
     known = metrics()
-    series, labels = asked(expression, shown)
+    series, labels = parts(expression, shown)
     assert series, f"{place}: {expression} names no metric of a gateway"
     assert series <= set(known), f"{place}: no gateway has {sorted(series - set(known))}"
     of_these = set().union(*(known[name] for name in series)) | FROM_PROMETHEUS

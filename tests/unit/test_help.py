@@ -1,4 +1,4 @@
-"""`--help` shows every word that the commands say of themselves: what stands in brackets is no markup."""
+"""`--help` shows every word of the commands' docstrings: text in brackets is not markup."""
 
 from __future__ import annotations
 
@@ -46,6 +46,33 @@ def test_help_shows_every_word(name: str, path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "path"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_no_name_is_cut_at_80_columns(name: str, path: tuple[str, ...]) -> None:
+    command: click.Command = typer.main.get_command(APPS[name])
+    for part in path:
+        command = command.commands[part]  # type: ignore[attr-defined]
+    shown = CliRunner().invoke(APPS[name], [*path, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
+    assert "…" not in shown, "rich's mark of a cut word"
+    for option in (name for each in command.params for name in (*each.opts, *each.secondary_opts)):
+        assert not option.startswith("--") or re.search(rf"(?<![\w-]){option}(?![\w-])", shown), option
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("gateway", ["init", "serve", "episodes"]),
+        ("trainer", ["run", "eval", "export"]),
+        ("scheduler", ["run", "replay", "plan"]),
+    ],
+)
+def test_help_begins_with_three_commands(name: str, first: list[str]) -> None:
+    shown = CliRunner().invoke(APPS[name], ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    panel = shown.partition("Start here")[2].partition("╰")[0]
+    assert re.findall(r"^│ ([a-z-]+)", panel, re.MULTILINE) == first
+
+
+@pytest.mark.parametrize(
     ("name", "typed", "found"),
     [
         ("gateway", "sta", {"status", "staleness"}),
@@ -54,8 +81,12 @@ def test_help_shows_every_word(name: str, path: tuple[str, ...]) -> None:
     ],
 )
 def test_a_shell_completes_commands(name: str, typed: str, found: set[str]) -> None:
-    asked = {f"_{name.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": f"{name} {typed}", "COMP_CWORD": "1"}
-    assert set(CliRunner().invoke(APPS[name], [], env=asked, prog_name=name).output.split()) == found
+    environment = {
+        f"_{name.upper()}_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"{name} {typed}",
+        "COMP_CWORD": "1",
+    }
+    assert set(CliRunner().invoke(APPS[name], [], env=environment, prog_name=name).output.split()) == found
 
 
 def words(text: str) -> list[str]:
@@ -65,4 +96,4 @@ def words(text: str) -> list[str]:
 def test_the_words_in_brackets_are_among_them() -> None:
     """The sentence whose middle was lost when brackets were read as markup."""
     shown = CliRunner().invoke(APPS["gateway"], ["engine", "--help"], env={"COLUMNS": "200"})
-    assert "Become an engine, as [engine] says" in shown.output
+    assert "Become an engine, as [engine] configures it" in shown.output

@@ -1,4 +1,4 @@
-"""deploy/kuberay and deploy/kubernetes, as far as that can be told without a cluster: valid, agreeing, without a secret."""
+"""deploy/kuberay and deploy/kubernetes, as far as that can be checked without a cluster: valid, agreeing, without a secret."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = "headgate-keys"
 
 
 def documents(folder: Path) -> list[dict[str, Any]]:
-    """The objects that `kubectl` would make of a folder, without the kustomization's own."""
+    """Return the objects that `kubectl` would make of a folder, without the kustomization's own."""
     return [
         document
         for path in sorted(folder.glob("*.yaml"))
@@ -46,7 +46,7 @@ WITHOUT_RAY = [*documents(PLAIN), *yaml.safe_load_all((FOLDER / "volume.yaml").r
 
 
 def kind(name: str, of: list[dict[str, Any]] = RAY) -> list[dict[str, Any]]:
-    """The objects of a kind."""
+    """Return the objects of a kind."""
     return [document for document in of if document["kind"] == name]
 
 
@@ -58,7 +58,7 @@ PODS = [
 
 
 def templates(value: Any) -> Iterator[dict[str, Any]]:
-    """The templates of pods in an object, wherever they are."""
+    """Yield the templates of pods in an object, wherever they are."""
     if isinstance(value, dict):
         if "containers" in value.get("spec", {}):
             yield value
@@ -116,10 +116,10 @@ def test_images_and_files_come_from_the_kustomization(folder: Path) -> None:
     made = {generated["name"]: generated["files"] for generated in given["configMapGenerator"]}
     for files in made.values():
         assert all((folder / name).is_file() for name in files)
-    asked = {
+    mounted = {
         v["configMap"]["name"] for t in templates(resources) for v in t["spec"]["volumes"] if "configMap" in v
     }
-    assert asked == made.keys()
+    assert mounted == made.keys()
 
 
 def test_gateways_engines_and_trainer_without_ray_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +175,10 @@ def test_the_workers_labels_are_what_the_cluster_file_asks_for() -> None:
     here = file.model_copy(
         update={"trainer": file.trainer.model_copy(update={"config": FOLDER / "trainer.toml"})}
     )
-    (said,) = sharing.shared_nodes(nodes, found, memory_of(here, gateway))
-    assert said.startswith("learner: engine and trainer fit in turn: engine 73.6 + trainer 60.0 = 133.6 GiB")
+    (report,) = sharing.shared_nodes(nodes, found, memory_of(here, gateway))
+    assert report.startswith(
+        "learner: engine and trainer fit in turn: engine 73.6 + trainer 60.0 = 133.6 GiB"
+    )
     with pytest.raises(OutOfMemory, match="do not fit on one GPU"):
         sharing.shared_nodes(nodes, found, memory_of(here, replace(gateway, sleeps=False)))
 
@@ -190,7 +192,7 @@ def test_the_files_are_what_each_part_reads(monkeypatch: pytest.MonkeyPatch) -> 
     trainer = TrainerSettings.load(FOLDER / "trainer.toml")
     assert trainer.model.path == gateway.model.path
     assert trainer.gateway.url == f"http://{SERVICE['metadata']['name']}:{gateway.server.port}"
-    assert gateway.server.url == trainer.gateway.url, "what agents are told"
+    assert gateway.server.url == trainer.gateway.url, "what agents get"
     assert gateway.store.url.startswith("postgresql://"), "SQLite does not work on a volume of several nodes"
     image = (FOLDER / "Dockerfile").read_text()
     assert f"/usr/local/bin/{gateway.engine.python}" in image and "pip check" in image
@@ -222,12 +224,12 @@ def test_every_node_has_the_same_folder_and_keys_come_from_the_secret() -> None:
 def test_policies_and_the_service_select_the_pods_that_there_are() -> None:
     labels = [pod["metadata"]["labels"].items() for pod in PODS]
     nodes, head = (policy["spec"]["podSelector"]["matchLabels"].items() for policy in kind("NetworkPolicy"))
-    assert all(nodes <= pod for pod in labels), "whoever reaches an engine controls it"
+    assert all(nodes <= pod for pod in labels), "a client that reaches an engine controls it"
     assert [head <= pod for pod in labels] == [True, False, False]
     assert SERVICE["spec"]["selector"].items() == head
     submitter = JOB["spec"]["submitterPodTemplate"]["metadata"]["labels"].items()
     assert nodes <= submitter
-    assert "backoffLimit" not in JOB["spec"], "KubeRay refuses it beside a clusterSelector"
+    assert "backoffLimit" not in JOB["spec"], "KubeRay refuses it with a clusterSelector"
     assert JOB["spec"]["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
 
 

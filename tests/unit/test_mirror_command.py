@@ -17,7 +17,7 @@ def test_a_mirror_without_a_key_serves_this_machine_alone(tmp_path: Path) -> Non
     assert "HEADGATE_WEIGHTS_KEY" in ended.output
 
 
-def test_an_address_that_somebody_has_is_named(tmp_path: Path) -> None:
+def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

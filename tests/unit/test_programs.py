@@ -1,4 +1,4 @@
-"""Programs of PostgreSQL and Redis are found on a machine that has none, and a private folder is told before PostgreSQL fails."""
+"""Programs of PostgreSQL and Redis are found on a machine that has none; a private folder is an error before the start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from examples.service.programs import NotInstalled, check_unprivileged, find_pro
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("initdb", "PostgreSQL"), ("postgres", "PostgreSQL"), ("redis-server", "server v=")]
+    ("name", "version"), [("initdb", "PostgreSQL"), ("postgres", "PostgreSQL"), ("redis-server", "server v=")]
 )
 def test_a_machine_without_the_program_runs_the_packaged_one(
-    name: str, says: str, monkeypatch: pytest.MonkeyPatch
+    name: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "_system_program", lambda name: None)
     found = find_program(name)
     assert "site-packages" in found.parts
-    assert says in subprocess.run([found, "--version"], check=True, capture_output=True, text=True).stdout
+    assert version in subprocess.run([found, "--version"], check=True, capture_output=True, text=True).stdout
 
 
 def test_a_program_that_is_nowhere_is_named_with_what_to_install() -> None:
@@ -29,7 +29,7 @@ def test_a_program_that_is_nowhere_is_named_with_what_to_install() -> None:
         find_program("no-such-server")
 
 
-def test_root_is_told_when_no_other_user_reaches_the_program(
+def test_root_gets_an_error_where_no_other_user_reaches_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gateway.config.settings import Settings as GatewaySettings
 from scheduler.cluster.file import ClusterFile, check_trainer
 from scheduler.cluster.gateway_file import GatewayFile
-from scheduler.cluster.sharing import AWAY_GB, Need, fit
+from scheduler.cluster.sharing import IDLE_GB, Need, fit
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
 from trainer.config.settings import Settings
@@ -47,8 +47,8 @@ def test_the_files_of_a_recipe_agree(name: str) -> None:
     trainer, gateway = Settings.load(folder / "trainer.toml"), GatewaySettings.load(folder / "gateway.toml")
     assert trainer.model.path == gateway.model.path == Path("models") / PUBLISHED[name][0]
     assert gateway.model.max_model_len is not None and gateway.model.max_model_len <= trainer.batch.tokens
-    said = (folder / "README.md").read_text()
-    assert "Nothing here has run on a GPU" in said and f"Qwen/{PUBLISHED[name][0]}" in said
+    readme = (folder / "README.md").read_text()
+    assert "Nothing here has run on a GPU" in readme and f"Qwen/{PUBLISHED[name][0]}" in readme
     if not (folder / "cluster.toml").exists():
         assert trainer.gateway.config == folder / "gateway.toml"
         return
@@ -64,7 +64,10 @@ def test_the_files_of_a_recipe_agree(name: str) -> None:
     assert file.trainer.gpus == 1 and file.engine.gpus == gateway.engine.tensor_parallel
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * ("8b" in name or "32b" in name)) for name in PUBLISHED],
+)
 def test_the_real_shapes_fit_the_gpus(name: str) -> None:
     """The dry run on the meta device: a forward and a backward pass of the whole architecture, and the memory for it.
 
@@ -76,28 +79,28 @@ def test_the_real_shapes_fit_the_gpus(name: str) -> None:
     engine = (
         float(args[args.index("--gpu-memory-utilization") + 1]) if "--gpu-memory-utilization" in args else 0.0
     )
-    memory = f"{GPU - AWAY_GB if in_turn else GPU * (1 - engine):.0f}GiB"
+    memory = f"{GPU - IDLE_GB if in_turn else GPU * (1 - engine):.0f}GiB"
     found = CliRunner().invoke(app, [
         "run", f"recipes/{name}/trainer.toml", "--dry-run", "--meta", "--memory", memory,
         "--set", f"model.path=recipes/shapes/{model}",
-        # Nobody is asked: the address of a recipe may be somebody's.
+        # No request is sent: the address of a recipe may be in use.
         *(("--set", "gateway.url=http://127.0.0.1:1") if name in ("qwen3-8b", "qwen3-32b") else ()),
     ])  # fmt: skip
     assert found.exit_code == 0, found.output
-    said: dict[str, Any] = json.loads(found.output.splitlines()[-1])["memory"]
-    assert said["fits"] and said["changes"] == []
+    planned: dict[str, Any] = json.loads(found.output.splitlines()[-1])["memory"]
+    assert planned["fits"] and planned["changes"] == []
     trained = Settings.load(RECIPES / name / "trainer.toml")
-    assert said["weights"] == weights + _adapters(trained)
+    assert planned["weights"] == weights + _adapters(trained)
     if engine:
-        shared = fit(GPU, Need(engine * GPU), Need(said["needed"] / 2**30))
+        shared = fit(GPU, Need(engine * GPU), Need(planned["needed"] / 2**30))
         assert shared.kind == ("in turn" if in_turn else "together"), shared.why
-    # What the pages say is what is predicted.
+    # The pages have what is predicted.
     for page in (RECIPES / name / "README.md", RECIPES / "README.md"):
-        assert f"{said['needed'] / 2**30:.0f} GiB" in page.read_text()
+        assert f"{planned['needed'] / 2**30:.0f} GiB" in page.read_text()
 
 
 def _adapters(settings: Settings) -> int:
-    """Counts the adapters' parameters of Qwen3-8B's linear layers: rank times the sum of both sides, for each."""
+    """Count the adapters' parameters of Qwen3-8B's linear layers: rank times the sum of both sides, for each."""
     if settings.model.lora is None:
         return 0
     width, inner, queries, keys = 4096, 12_288, 32 * 128, 8 * 128
@@ -108,10 +111,10 @@ def _adapters(settings: Settings) -> int:
 @pytest.mark.parametrize(
     ("file", "model", "ranks"),
     [
-        ("kuberay/trainer.toml", "Qwen3-8B", 1),
-        ("kubernetes/trainer.toml", "Qwen3-8B", 4),
+        pytest.param("kuberay/trainer.toml", "Qwen3-8B", 1, marks=pytest.mark.long),
+        pytest.param("kubernetes/trainer.toml", "Qwen3-8B", 4, marks=pytest.mark.long),
         ("trainer.toml", "Qwen3-0.6B", 1),
-        ("one-gpu/trainer.toml", "Qwen3-0.6B", 1),
+        pytest.param("one-gpu/trainer.toml", "Qwen3-0.6B", 1, marks=pytest.mark.long),
     ],
 )
 def test_what_deploy_trains_fits_its_gpus(

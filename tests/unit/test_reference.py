@@ -1,4 +1,4 @@
-"""The generated reference has every setting, command, metric and error code, and says something of each."""
+"""The generated reference has every setting, command, metric and error code, and describes each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import gateway.client
+import headgate.client
 from reference.pages import PAGES
 
 ROOT = Path(__file__).parents[2]
 
 
 def rows(page: str) -> list[list[str]]:
-    """The cells of every table's rows."""
+    """Return the cells of every table's rows."""
     lines = [line for line in page.splitlines() if line.startswith("| ")]
     return [
         re.split(r"(?<!\\) \| ", line.removeprefix("| ").removesuffix(" |"))
@@ -30,7 +30,7 @@ def firsts(name: str) -> set[str]:
 @pytest.mark.parametrize(
     "name", [name for name in PAGES if name.endswith(("configuration", "profile")) or name == "command-line"]
 )
-def test_every_setting_and_every_option_says_what_it_is(name: str) -> None:
+def test_every_setting_and_every_option_is_described(name: str) -> None:
     found = rows(PAGES[name]())
     assert len(found) > 20
     assert [row[0] for row in found if not row[-1].strip()] == []
@@ -52,7 +52,7 @@ def test_errors_have_the_status_that_their_class_gives_them() -> None:
 
 def test_the_python_client_has_every_export_with_its_methods() -> None:
     page = PAGES["python-client"]()
-    assert all(f"## `{name}`\n" in page for name in gateway.client.__all__)
+    assert all(f"## `{name}`\n" in page for name in headgate.client.__all__)
     assert (
         "### `GatewayClient.reward`\n\n```python\nreward(\n    episode_id: str,\n    reward: float,\n" in page
     )

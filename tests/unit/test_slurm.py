@@ -18,31 +18,31 @@ STAND_INS = {
     "scontrol": 'for n in $NODES; do echo "$n"; done',
     "srun": 'while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && export NODE=${1#*=}; shift; done; exec "$@"',
     "hostname": "echo 10.0.0.1",
-    "ray": 'echo "$NODE: ray $*" >> "$SAID"; exec sleep 600',
+    "ray": 'echo "$NODE: ray $*" >> "$CALLS"; exec sleep 600',
 }
 # Not in bash: a signal that comes while bash reads a command substitution makes it misread the trap.
 SCHEDULER = """
 import os, signal, sys, time
 
-def say(line):
-    with open(os.environ["SAID"], "a") as said:
-        said.write(line + "\\n")
+def report(line):
+    with open(os.environ["CALLS"], "a") as log:
+        log.write(line + "\\n")
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-say("{NODE}: scheduler {} at {RAY_ADDRESS}, token {}".format(
+report("{NODE}: scheduler {} at {RAY_ADDRESS}, token {}".format(
     " ".join(sys.argv[1:]), len(os.environ["RAY_AUTH_TOKEN"]), **os.environ))
-while open(os.environ["SAID"]).read().count("ray start") < len(os.environ["NODES"].split()):
+while open(os.environ["CALLS"]).read().count("ray start") < len(os.environ["NODES"].split()):
     time.sleep(0.02)
 if not os.environ["WAITS"]:
     sys.exit(7)
 signal.sigwait({signal.SIGTERM})
-say("stopped")
+report("stopped")
 """
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The variables of a job, and commands that write down how they were called."""
+    """Return the variables of a job, and commands that write down how they were called."""
     (commands := tmp_path / "env" / "bin").mkdir(parents=True)
     scripts = {name: f"#!/bin/bash\n{body}\n" for name, body in STAND_INS.items()}
     for name, script in {**scripts, "scheduler": f"#!{sys.executable}\n{SCHEDULER}"}.items():
@@ -50,7 +50,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (commands / name).chmod(0o755)
     return {
         **os.environ, "HEADGATE": str(tmp_path / "env"), "HEADGATE_ADMIN_KEY": "key", "SLURM_JOB_NODELIST": "n[1-3]",
-        "SAID": str(tmp_path / "said"), "WAITS": "", "NODES": "n1 n2 n3",
+        "CALLS": str(tmp_path / "calls"), "WAITS": "", "NODES": "n1 n2 n3",
     }  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def start(environment: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["bash", str(DEPLOY / "slurm" / "headgate.sbatch"), "c.toml"], env=environment)
 
 
-def said(environment: dict[str, str]) -> list[str]:
-    path = Path(environment["SAID"])
+def lines_of(environment: dict[str, str]) -> list[str]:
+    path = Path(environment["CALLS"])
     return sorted(path.read_text().splitlines()) if path.exists() else []
 
 
@@ -73,22 +73,22 @@ def test_the_last_node_trains_and_the_status_is_that_of_the_cluster(
     environment["NODES"] = nodes
     assert start(environment).wait(LONG_S) == 7
     first, *others = nodes.split()
-    assert [line for line in said(environment) if "scheduler" in line] == [
+    assert [line for line in lines_of(environment) if "scheduler" in line] == [
         f"{first}: scheduler run c.toml at 10.0.0.1:6379, token 64"
     ]
-    started = [line for line in said(environment) if "ray start" in line]
+    started = [line for line in lines_of(environment) if "ray start" in line]
     assert [line.partition("--labels=")[2] for line in started] == labels
     for line, node in zip(started, [first, *others], strict=True):
         assert line.startswith(f"{node}: ray start {'--head --block' if node == first else '--block'} ")
 
 
-async def test_a_job_that_is_told_to_end_lets_the_cluster_end_first(environment: dict[str, str]) -> None:
+async def test_a_job_that_gets_sigterm_lets_the_cluster_end_first(environment: dict[str, str]) -> None:
     environment["WAITS"] = "yes"
     job = start(environment)
-    await until(lambda: any("scheduler" in line for line in said(environment)), "the cluster runs")
+    await until(lambda: any("scheduler" in line for line in lines_of(environment)), "the cluster runs")
     job.send_signal(signal.SIGTERM)
     assert job.wait(LONG_S) == 0
-    assert "stopped" in said(environment)
+    assert "stopped" in lines_of(environment)
 
 
 def test_the_unit_runs_the_checked_cluster_and_waits_for_its_end() -> None:

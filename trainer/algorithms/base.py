@@ -1,6 +1,6 @@
 """The interface of algorithms: advantages from the rewards of a group, and a loss over a micro-batch of tokens.
 
-Pure tensor maths: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* over tokens; the loop divides the gradient by
+Pure tensor math: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* over tokens; the loop divides the gradient by
 `normalizer` at the optimizer step, so that accumulating over micro-batches gives exactly the gradient of the whole batch. The
 divisor depends on the batch alone, and not on which of its groups have a gradient.
 """

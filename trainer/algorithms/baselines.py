@@ -2,7 +2,7 @@
 
 Each function takes one tensor of rewards for each group, shape (episodes,), float64, and returns advantages of the same shapes.
 Invariants: equal rewards (`headgate.rewards`) give exactly 0; finite rewards, however small or large, give no NaN.
-Pure tensor maths.
+Pure tensor math.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DAPO: GRPO with a higher bound of the clip from above, and the mean over all tokens.
 
-Source: Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale" (2025). Of the paper's other two parts,
-groups with equal rewards have no gradient under any algorithm, and what overlong episodes cost is a matter of their reward.
+Source: Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale" (2025). The paper's other two parts are not
+needed here: groups with equal rewards have no gradient under any algorithm, and the reward decides what overlong episodes cost.
 """
 
 from __future__ import annotations

@@ -17,11 +17,12 @@ from pydantic import Field
 from torch import Tensor
 
 from trainer.algorithms.base import AlgorithmSettings, Loss, TokenBatch
-from trainer.algorithms.kl import k3, weighted_k3
 from trainer.corrections import CORRECTIONS, MASKS, Ratios, outside_trust_region
 
 Bounds = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=1)]]
 """The least and the greatest ratio; a ratio of 1 is always between them."""
+_LIMIT = 20.0
+"""Bound of the exponent of k3, so that no estimate is infinite."""
 
 
 class PolicySettings(AlgorithmSettings):
@@ -144,8 +145,8 @@ class PolicyGradient:
             per_token = per_token - self.settings.entropy_coef * batch.entropy
         reference_kl = torch.zeros_like(batch.recorded)
         if batch.reference is not None:
-            reference_kl = k3(batch.logprobs.detach(), batch.reference)
-            per_token = per_token + self.settings.kl_coef * weighted_k3(
+            reference_kl = _k3(batch.logprobs.detach(), batch.reference)
+            per_token = per_token + self.settings.kl_coef * _weighted_k3(
                 batch.logprobs, batch.reference, self._kl_weight(batch)
             )
         values = {
@@ -155,7 +156,7 @@ class PolicyGradient:
             "mask_fraction": ~kept,
             "importance_weight": weight,
             "kl_recorded_k1": batch.recorded - batch.logprobs,
-            "kl_recorded_k3": k3(batch.recorded, batch.logprobs.detach()),
+            "kl_recorded_k3": _k3(batch.recorded, batch.logprobs.detach()),
             "kl_reference_k3": reference_kl,
         }
         by_token = {name: value.detach() for name, value in values.items()}
@@ -212,3 +213,23 @@ def clipped(settings: ClippedSettings) -> Callable[[TokenBatch], Importance]:
         return Importance(corrected(ratios, settings), outside)
 
     return importance
+
+
+def _k3(sampler: Tensor, other: Tensor) -> Tensor:
+    """Return the k3 estimate of KL(sampler || other), any shape, nats: never negative, unbiased for tokens of `sampler`.
+
+    Source: Schulman, "Approximating KL Divergence" (2020).
+    """
+    gap = (other - sampler).clamp(-_LIMIT, _LIMIT)
+    return gap.exp() - gap - 1.0
+
+
+def _weighted_k3(logprobs: Tensor, reference: Tensor, weight: Tensor) -> Tensor:
+    """Return k3 of KL(logprobs || reference) times `weight`, with the gradient weight * (logprobs - reference).
+
+    Any shape, nats. With the token's ratio to the sampler as `weight`, the expectation of this gradient over the sampler's tokens
+    is that of the divergence (TRL: `use_bias_correction_kl`). Written out, for autograd would add exp(reference - logprobs) to
+    its own negative, which cancels badly where the two differ much.
+    """
+    value = logprobs.detach()
+    return weight * (_k3(value, reference) + (value - reference) * (logprobs - value))

@@ -1,1 +1,1 @@
-"""The commands of `trainer` besides `run`."""
+"""The commands of `trainer` except `run`."""

@@ -17,7 +17,6 @@ from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.memory_plan import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict
 from trainer.model import pretrained, process_group, shapes
-from trainer.model.grouped import GroupedShapes
 
 _UNITS = {"GiB": GIB, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 
@@ -108,9 +107,9 @@ def plan(
 def _with_engine(settings: Settings, own_gb: float, device_gb: float, engine_gb: float) -> Fit:
     """Return how a rank fits with an engine: in turn only if its nodes are released and its weights then leave."""
     leaves = bool(settings.gateway.nodes) and settings.gateway.offload != "none"
-    away_gb = sharing.AWAY_GB if leaves else own_gb
-    asleep_gb = sharing.AWAY_GB if leaves else engine_gb
-    return sharing.fit(device_gb, sharing.Need(engine_gb, asleep_gb), sharing.Need(own_gb, away_gb))
+    idle_gb = sharing.IDLE_GB if leaves else own_gb
+    asleep_gb = sharing.IDLE_GB if leaves else engine_gb
+    return sharing.fit(device_gb, sharing.Need(engine_gb, asleep_gb), sharing.Need(own_gb, idle_gb))
 
 
 def _predicted(settings: Settings, ranks: int) -> Prediction:
@@ -133,7 +132,7 @@ def _shapes(settings: Settings) -> Shapes:
 
 @cache
 def _measured(model: ModelSettings, tokens: int, entropy_grad: bool) -> Shapes:
-    with GroupedShapes():
+    with shapes.GroupedShapes():
         return shapes.measure(model, tokens, pretrained.DTYPES[model.dtype], entropy_grad=entropy_grad)
 
 

@@ -51,6 +51,8 @@ SPECIAL_TOKENS = (
 )  # fmt: skip
 """Those of Qwen3 on which its renderer depends."""
 _MARKS = "|".join(map(re.escape, SPECIAL_TOKENS))
+_TOKENIZER_SAMPLES = 2000
+"""Conversations on which a tokenizer is trained."""
 _FORMAT = 3
 _FIRST = 64
 """Conversations that the cache's key covers."""
@@ -177,13 +179,13 @@ def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> N
     _write_json(directory / "warmstart.json", recipe.model_dump())
 
 
-def train_tokenizer(recipe: Recipe, samples: int = 2000) -> Tokenizer:
+def train_tokenizer(recipe: Recipe) -> Tokenizer:
     """Return a byte-level BPE tokenizer whose merges are learned on the recipe's conversations, as they are rendered."""
     alphabet = sorted(pre.ByteLevel.alphabet())
     letters = _tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []), recipe.split)
     _add_marks(letters)
     rows = Rows(letters)
-    examples = itertools.islice(recipe.stream(recipe.seed), samples)
+    examples = itertools.islice(recipe.stream(recipe.seed), _TOKENIZER_SAMPLES)
     texts = (letters.decode(rows.row(example)[0], skip_special_tokens=False) for example in examples)
     tokenizer = _tokenizer(models.BPE(), recipe.split)
     trainer = BpeTrainer(

@@ -44,7 +44,8 @@ class GatewaySettings(Section):
     model: str | None = None
     """Which of the gateway's trained models this run trains; the first if absent."""
     config: Path | None = None
-    """A gateway's TOML file; the trainer starts it as a child process and stops it at the end."""
+    """A gateway's TOML file; the trainer starts the gateway as a child process and stops it at the end. Without `config` and
+    `url`: this file, if it holds the gateway's tables too."""
     timeout_s: Seconds = 300.0
     """Seconds that the gateway may be unavailable in the middle of a run before the run stops."""
     nodes: tuple[str, ...] = ()
@@ -69,10 +70,16 @@ class GatewaySettings(Section):
 
 
 class RolloutSettings(Section):
-    """`[rollout]`: an agent, or an environment, to run while training; without the table, other programs run the episodes."""
+    """`[rollout]`: an agent (a function or a command), or an environment, to run while training; without the table, other
+    programs run the episodes."""
 
     agent: Agent | None = None
     """`module:function` or `file.py:function`, see `headgate.client`."""
+    command: tuple[str, ...] = ()
+    """Instead of an agent: a program and its arguments, which run once per episode, such as `["python", "agent.py"]`."""
+    reward: Literal["agent", "exit-code", "grader"] = "agent"
+    """The reward of `command`: the last line that it prints (`agent`), its exit status where it prints no number (`exit-code`:
+    0 is 1.0, 1 is 0.0), or the gateway's `[graders]` (`grader`)."""
     tasks: Path | None = None
     """A file of JSON lines, one task each; if absent, the environment's own tasks."""
     env: str | None = Field(None, pattern=r"^[\w-]+:.+$")
@@ -102,10 +109,14 @@ class RolloutSettings(Section):
 
     @model_validator(mode="after")
     def _one_agent(self) -> Self:
-        if (self.agent is None) == (self.env is None):
-            raise ValueError("exactly one of `agent` and `env` is needed")
+        if [self.agent is None, self.env is None, not self.command].count(False) != 1:
+            raise ValueError("exactly one of `agent`, `command` and `env` is needed")
         if self.env is None and self.tasks is None:
-            raise ValueError("`agent` needs `tasks`")
+            raise ValueError("`agent` and `command` need `tasks`")
+        if self.reward != "agent" and not self.command:
+            raise ValueError(
+                "`reward` is for `command`: a function returns its reward, or None for the gateway's graders"
+            )
         if self.order == "difficulty" and self.group_size < 2:
             raise ValueError("`order = 'difficulty'` needs a `group_size` of 2 or more")
         return self

@@ -1,5 +1,8 @@
 """The trainer's configuration: one TOML file, every key typed and bounded, unknown keys refused.
 
+The file may hold the gateway's tables too (`headgate/configuration.py`): then the trainer starts the gateway with the same file,
+unless `[gateway]` names another one, or a URL.
+
 Relative paths are taken from the folder in which the trainer is started, as the gateway does, so that the two files agree on
 what a path means. `HEADGATE_ADMIN_KEY` in the environment stands in for `[gateway] admin_key`, and `HEADGATE_TRAIN_NODES` (names
 with commas between), which `scheduler run` sets, for `[gateway] nodes`.
@@ -22,9 +25,12 @@ from pydantic import (
 )
 
 from headgate.configuration import (
+    TABLES,
     Section,
     Unreadable,
     complaints,
+    is_shared,
+    own_tables,
     read_toml,
 )
 from trainer.algorithms import REGISTRY, AlgorithmSettings
@@ -41,7 +47,7 @@ from trainer.config.run import (
     RunSettings,
 )
 from trainer.config.sft import SftRunSettings, SftSettings
-from trainer.config.state import CheckpointSettings, WeightsSettings
+from trainer.config.state import CheckpointSettings, PublishSettings
 from trainer.errors import ConfigError
 
 TRAIN_NODES = "HEADGATE_TRAIN_NODES"
@@ -122,11 +128,17 @@ class TrainingSettings(Section):
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Self:
         """Read a TOML file; `changes` are `table.key=value` and override it. Raise ConfigError."""
         try:
-            values = read_toml(path)
+            read = read_toml(path)
         except Unreadable as error:
             raise ConfigError(str(error)) from error
+        values = own_tables(read, "trainer")
         for change in changes:
+            if is_shared(read) and change.partition(".")[0].strip() in TABLES["gateway"]:
+                raise ConfigError(f"--set {change}: the gateway reads this table: change it in {path}")
             _set(values, change)
+        gateway = values.setdefault("gateway", {}) if is_shared(read) else None
+        if isinstance(gateway, dict) and not {"url", "config"} & gateway.keys():
+            gateway["config"] = path
         return cls.parse(values, " ".join([str(path), *(f"--set {change}" for change in changes)]))
 
     @classmethod
@@ -149,22 +161,22 @@ class Settings(TrainingSettings):
     gateway: GatewaySettings
     rollout: RolloutSettings | None = None
     eval: EvalSettings = EvalSettings()
-    weights: WeightsSettings = WeightsSettings()
+    publish: PublishSettings = PublishSettings()
 
     @property
     def serves_adapters(self) -> bool:
-        return self.weights.transport == "lora"
+        return self.publish.transport == "lora"
 
     @model_validator(mode="after")
     def _has_adapters_to_publish(self) -> Self:
         if self.serves_adapters and self.model.lora is None:
-            raise ValueError("[weights] transport = 'lora' publishes adapters: set [model.lora]")
+            raise ValueError("[publish] transport = 'lora' publishes adapters: set [model.lora]")
         return self
 
     @model_validator(mode="after")
     def _can_evaluate(self) -> Self:
         if self.eval.every is not None and not (self.eval.agent or self.rollout):
-            raise ValueError("[eval] every needs an agent: [rollout] agent, or [eval] agent")
+            raise ValueError("[eval] every needs an agent: [rollout] agent or command, or [eval] agent")
         env = self.rollout is not None and self.rollout.env is not None and self.eval.agent is None
         if self.eval.every is not None and not self.eval.tasks and not env:
             raise ValueError("[eval] every needs `tasks`")

@@ -1,4 +1,4 @@
-"""`[checkpoint]` and `[weights]`: what is written, and how long it is kept."""
+"""`[checkpoint]` and `[publish]`: what is written, and how long it is kept."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class CheckpointSettings(Section):
     """The number of newest checkpoints to keep."""
 
 
-class WeightsSettings(Section):
-    """`[weights]`: published versions."""
+class PublishSettings(Section):
+    """`[publish]`: the versions that are published, and the way to the engines."""
 
     keep: int = Field(3, ge=2, le=10_000)
     """The number of versions to keep; the newest version and its parent are always kept."""
-    publish_timeout_s: Seconds = 600.0
+    timeout_s: Seconds = 600.0
     """Seconds that the engines may take to load a published version; raise it for large models on slow disks."""
     transport: Literal["filesystem", "http", "collective", "lora"] = "filesystem"
     """`filesystem`: gateway and engines read the folder under `[run] dir`; `http`: this trainer serves it at `listen`, and the

@@ -26,7 +26,7 @@ class ChatTemplate:
     """A tokenizer with its chat template."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[int], arguments: Mapping[str, Any]) -> None:
-        """`stops`: the tokens at which engines stop. `arguments`: those of the template."""
+        """Wrap a tokenizer. `stops`: the tokens at which engines stop. `arguments`: those of the template."""
         self._tokenizer = tokenizer
         self._stops = frozenset(stops)
         self._arguments = dict(arguments)

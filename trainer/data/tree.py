@@ -237,13 +237,13 @@ def _row(
     )  # fmt: skip
 
 
-def row_of_tokens(ids: Sequence[int], *, trained_from: int = 1, episode_id: str = "") -> Row:
-    """Return a row of plain tokens, of which all from `trained_from` on are trained, at temperature 1 and weight 1."""
+def row_of_tokens(ids: Sequence[int], *, episode_id: str = "") -> Row:
+    """Return a row of plain tokens, of which all but the first are trained, at temperature 1 and weight 1."""
     n = len(ids)
     return Row(
         episode_id=episode_id,
         ids=np.array(ids, np.int32),
-        train=np.arange(n) >= trained_from,
+        train=np.arange(n) >= 1,
         logprobs=np.zeros(n, np.float32),
         versions=np.full(n, -1, np.int32),
         temperature=np.ones(n, np.float32),

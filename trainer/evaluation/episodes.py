@@ -25,7 +25,7 @@ from headgate.client import (
     Task,
     load_agent,
 )
-from headgate.client.agents import read_tasks
+from headgate.client.agents import CommandAgent, read_tasks
 from headgate.client.environment import EnvironmentAgent
 from headgate.configuration import Section
 from headgate.types import EpisodeSampling
@@ -40,6 +40,9 @@ class Evaluation(Section):
 
     eval: EvalSettings
     agent: str | None
+    command: tuple[str, ...] = ()
+    reward: str = "agent"
+    """The reward of `command`, as `[rollout] reward` states it."""
     env: str | None = None
     env_args: dict[str, Any] = Field(default_factory=dict)
     env_python: Path | None = None
@@ -54,6 +57,9 @@ class Evaluation(Section):
         try:
             if self.env is not None:
                 return EnvironmentAgent(self.env, self.env_args, self.env_python, self.timeout_s)
+            if self.command:
+                grade, by_exit_code = self.reward == "grader", self.reward == "exit-code"
+                return CommandAgent(self.command, self.timeout_s, grade=grade, exit_code_reward=by_exit_code)
             assert self.agent is not None
             return load_agent(self.agent, self.timeout_s)
         except ValueError as error:
@@ -65,13 +71,18 @@ class Evaluation(Section):
         wanted, rollout = settings.eval, settings.rollout
         agent = wanted.agent or (rollout and rollout.agent)
         env = rollout.env if rollout and not wanted.agent else None
-        if not agent and not env:
-            raise ConfigError("an evaluation needs an agent: [rollout] agent or env, or [eval] agent")
+        command = rollout.command if rollout and not wanted.agent else ()
+        if not agent and not env and not command:
+            raise ConfigError(
+                "an evaluation needs an agent: [rollout] agent, command or env, or [eval] agent"
+            )
         if not wanted.tasks and not env:
             raise ConfigError("an evaluation needs tasks: name --tasks FILE, or [eval] tasks")
         return cls(
             eval=wanted,
             agent=agent,
+            command=command,
+            reward=rollout.reward if rollout else "agent",
             env=env,
             env_args=rollout.env_args if rollout else {},
             env_python=rollout.env_python if rollout else None,
@@ -150,6 +161,7 @@ async def evaluate(
         model=evaluation.model,
         max_failures=evaluation.max_failures,
         sampling=sampling,
+        describe=evaluation.reward == "grader",
         on_outcome=on_outcome,
     )
     version = (await client.status(evaluation.model))["version"]

@@ -21,7 +21,7 @@ from headgate.processes.child import LocalProcess
 from headgate.processes.errors import ChildDied
 from trainer.config.run import GatewaySettings
 from trainer.config.settings import Settings
-from trainer.config.state import WeightsSettings
+from trainer.config.state import PublishSettings
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.loop.tasks import Companion
 
@@ -29,6 +29,8 @@ Notify = Callable[[str], None]
 _GATEWAY_START_S = 1800.0
 """An engine may load a large model; a gateway that fails ends sooner."""
 _WEIGHTS_START_S = 60.0
+_REWARD_FLAGS = {"agent": [], "exit-code": ["--exit-code-reward"], "grader": ["--grade"]}
+"""The options of the driver by `[rollout] reward`."""
 
 
 async def gateway_process(
@@ -79,15 +81,16 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
     }
     argv = ["gateway.cli", "episodes", "run", "--forever"]
     argv += [part for name, value in options.items() if value is not None for part in (name, str(value))]
+    argv += [*_REWARD_FLAGS[rollout.reward], *(["--", *rollout.command] if rollout.command else [])]
     env = _with_key("HEADGATE_ADMIN_KEY", settings.gateway.key)
     _, companion = await _start(stack, "rollout", argv, rollout_log(settings), env, stop_s=10.0)
     return companion
 
 
 async def weights_process(
-    stack: AsyncExitStack, settings: WeightsSettings, weights: Path, notify: Notify = print
+    stack: AsyncExitStack, settings: PublishSettings, weights: Path, notify: Notify = print
 ) -> Companion | None:
-    """Start the server of published versions, if `[weights] transport` needs it. Raise ChildDied or TimeoutError."""
+    """Start the server of published versions, if `[publish] transport` needs it. Raise ChildDied or TimeoutError."""
     if not settings.serves:
         return None
     host, _, port = settings.listen.rpartition(":")

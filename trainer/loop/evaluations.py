@@ -140,7 +140,7 @@ class Evaluations:
                 async with asyncio.timeout(limit):
                     status = await process.wait()
                 if status:
-                    output = process.said().strip().splitlines()
+                    output = process.output().strip().splitlines()
                     why = (output[-1] if output else f"it ended with {status}") + f"; see {log}"
             finally:
                 await process.stop(_STOP_S)

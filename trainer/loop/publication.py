@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from headgate.client import GatewayRefused
 from headgate.weights import folders
-from trainer.config.state import WeightsSettings
+from trainer.config.state import PublishSettings
 from trainer.errors import PublishFailed, StepTimeout, VersionRejected
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.feed import Feed, naming_step
@@ -36,7 +36,7 @@ class Publication:
 
     def __init__(
         self,
-        settings: WeightsSettings,
+        settings: PublishSettings,
         trainer: RankTrainer,
         feed: Feed,
         weights: WeightsDirectory,
@@ -123,7 +123,7 @@ class Publication:
 
     async def _until_live(self, version: int) -> None:
         """Publish a written version, and wait until it is live."""
-        limit = self._settings.publish_timeout_s
+        limit = self._settings.timeout_s
         deadline = time.monotonic() + limit
         record: dict[str, Any] = {"state": "updating"}
         while record["state"] == "updating":

@@ -93,7 +93,7 @@ async def _run_rank_zero(settings: Settings, trainer: RankTrainer, from_older: b
         loop = TrainingLoop(settings, trainer, client, metrics, url, from_older=from_older)
         stack.push_async_callback(loop.evaluations.close)
         stack.push_async_callback(loop.step_events.close)
-        server = await weights_process(stack, settings.weights, loop.weights.directory, metrics.notify)
+        server = await weights_process(stack, settings.publish, loop.weights.directory, metrics.notify)
         stack.push_async_callback(loop.publication.close)
         await run_with_companions(loop.check_versions(), loop.node_claim_task())
         rollout = await rollout_process(stack, settings, url)
@@ -146,6 +146,6 @@ def warn_merged_adapters(settings: Settings) -> str:
         return ""
     return (
         f"warning: versions are {model.dtype} weights with the adapters merged in, which rounds away much of what early steps"
-        " learn (`merged_share` in metrics.jsonl is the share that survives). Publish only the adapters: [weights] transport ="
+        " learn (`merged_share` in metrics.jsonl is the share that survives). Publish only the adapters: [publish] transport ="
         f' "lora" here, and at the gateway [engine] transport = "lora" with max_lora_rank = {model.lora.rank} or more'
     )

@@ -57,8 +57,7 @@ from trainer.loop.tasks import Companion, in_thread, run_with_companions
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import MAX_SKIPPED_STEPS, RankTrainer
 from trainer.report.details import Details
-from trainer.report.masking import masked_warning
-from trainer.report.metrics import Clock, Metrics
+from trainer.report.metrics import Clock, Metrics, masked_warning
 from trainer.state.directory import sweep
 
 _LATER_S = 60.0
@@ -83,14 +82,14 @@ class TrainingLoop:
         self.trainer = trainer
         self.metrics = metrics
         self.weights = WeightsDirectory(
-            settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.weights.delta
+            settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.publish.delta
         )
         gateway, notify = settings.gateway, metrics.notify
         self.feed = Feed(client, gateway.model, gateway.timeout_s, notify)
         self.images = EpisodeImages(self.feed, trainer.images, trainer.vision_inputs, notify)
         self.nodes = Nodes(self.feed, gateway.nodes, device_memory(settings, trainer))
         self.checkpoints = Checkpoints(trainer, settings.checkpoint.every, settings.run.steps)
-        self.publication = Publication(settings.weights, trainer, self.feed, self.weights, self.checkpoints)
+        self.publication = Publication(settings.publish, trainer, self.feed, self.weights, self.checkpoints)
         self.step_events = StepEvents(client, gateway.model, notify, RunName.of(settings))
         self.evaluations = Evaluations(
             settings, url or gateway.url or "", self.feed, metrics, self.step_events.send

@@ -140,7 +140,7 @@ def adapt(
 ) -> Adapters:
     """Freeze a model's weights and add adapters to the chosen layers, on the meta device and in precision `masters`.
 
-    `path`: the model's checkpoint. Raise ConfigError if the targets are not there, or are no matrices of their own.
+    `path`: the model's checkpoint. Raise ConfigError if a target does not exist, or is not a matrix of its own.
     """
     _check_names(model, settings)
     config = LoraConfig(

@@ -47,7 +47,7 @@ def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tens
     own = None if state is None else dict(state)
     model.save_pretrained(directory, state_dict=own, safe_serialization=True, max_shard_size="1000GB")
     if state is not None:
-        _say_dtype(directory / "config.json", _bulk(state))
+        _write_dtype(directory / "config.json", _bulk(state))
     for file in sorted(companions.iterdir()):
         if file.is_file() and any(fnmatchcase(file.name, pattern) for pattern in _COMPANIONS):
             shutil.copyfile(file, directory / file.name)
@@ -68,8 +68,8 @@ def _bulk(state: Mapping[str, Tensor]) -> torch.dtype:
     return max(numbers, key=lambda dtype: numbers[dtype])
 
 
-def _say_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Name the precision of the weights, by which engines choose theirs."""
+def _write_dtype(config: Path, dtype: torch.dtype) -> None:
+    """Write the precision of the weights, by which engines choose theirs."""
     values = json.loads(config.read_text())
     if values.get("dtype") != (name := str(dtype).removeprefix("torch.")):
         config.write_text(json.dumps(values | {"dtype": name}, indent=2) + "\n")

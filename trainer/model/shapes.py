@@ -76,13 +76,13 @@ def _pass(policy: Policy, live: Live, tokens: int, entropy_grad: bool) -> dict[s
     policy.model.set_attn_implementation(_NAME)
     found: dict[str, int] = {}
 
-    def head_is_done(_: Tensor) -> None:
+    def end_head(_: Tensor) -> None:
         found["head"] = live.restart()
 
     def decoded(_: nn.Module, __: Any, result: Any) -> None:
         found["decode"], found["kept"] = live.restart(), live.now
         if result.last_hidden_state.requires_grad:  # not where adapters of the head alone are trained
-            result.last_hidden_state.register_hook(head_is_done)
+            result.last_hidden_state.register_hook(end_head)
 
     def drop(weight: Tensor) -> None:
         weight.grad = None
@@ -157,9 +157,9 @@ class Live(TorchDispatchMode):
         self._counted.add(key)
         self.now += size
         self._peak = max(self._peak, self.now)
-        weakref.finalize(storage, self._gone, key, size)
+        weakref.finalize(storage, self._freed, key, size)
 
-    def _gone(self, key: int, size: int) -> None:
+    def _freed(self, key: int, size: int) -> None:
         self._counted.discard(key)
         self.now -= size
 
@@ -187,3 +187,19 @@ def _attention(
 ) -> tuple[Tensor, None]:
     found: Tensor = _Kernel.apply(query, key, value)
     return found.transpose(1, 2).contiguous(), None
+
+
+class GroupedShapes(TorchDispatchMode):
+    """Within the block, `grouped_mm` of tensors without memory has the shapes of real ones in every precision.
+
+    PyTorch 2.13 refuses all but bfloat16 there ("Expected inputs of BF16 type").
+    """
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
+            left, right, *rest = args
+            ends = rest[0] if rest else (kwargs or {}).get("offs")
+            # (rows, in) by (groups, in, out), or for a gradient (in, rows) by (rows, out), whose groups `ends` counts.
+            groups = () if left.ndim + right.ndim > 4 or ends is None else (ends.shape[0],)
+            return left.new_empty(*groups, *left.shape[:-1], right.shape[-1])
+        return function(*args, **(kwargs or {}))

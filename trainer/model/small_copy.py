@@ -179,13 +179,13 @@ def _kinds(model: Any) -> list[Any]:
 
 
 def _module(name: str, module: nn.Module) -> tuple[Any, ...]:
-    held = {
+    fields = {
         key: value
         for key, value in vars(module).items()
         if isinstance(value, int | float | str | None) and not key.endswith(("layer_idx", "layer_id"))
     }
     shapes = tuple(tuple(weight.shape) for weight in module.parameters(recurse=False))
-    return name, type(module), shapes, tuple(sorted(held.items(), key=str))
+    return name, type(module), shapes, tuple(sorted(fields.items(), key=str))
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:

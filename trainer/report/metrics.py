@@ -43,11 +43,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headgate.mask_reasons import REMEDIES
 from trainer.evaluation.figures import in_a_line, scalars
 from trainer.report.tracking import Trackers
 
 Span = tuple[str, float, float]
 """A block's name, start and end, in seconds since 1970."""
+_MASKED = "masked_tokens/"
+_MOST_TRUNCATED = 0.5
+"""Share of truncated tokens in a batch above which a warning is shown."""
 _TAIL = 4096
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -281,9 +285,9 @@ def last_line(log: Path | None) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def sparkline(values: list[float], width: int = SPARK) -> str:
-    """Return the last `width` values as bars between their least and greatest."""
-    values = values[-width:]
+def sparkline(values: list[float]) -> str:
+    """Return the last `SPARK` values as bars between their least and greatest."""
+    values = values[-SPARK:]
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -309,3 +313,25 @@ def phases(record: Mapping[str, float]) -> list[tuple[str, str]]:
 def _bar(share: float) -> str:
     full, rest = divmod(round(share * BAR * 8), 8)
     return ("█" * full + _EIGHTHS[rest] * (rest > 0)).ljust(BAR)
+
+
+def masked_warning(measured: Mapping[str, float]) -> tuple[str, str] | None:
+    """Return the reason and the text of a warning about a batch's metrics; None if there is nothing to warn of.
+
+    A batch is warned of if no token of it is trained, or if truncated distributions mask most of them.
+    """
+    masked = {k.removeprefix(_MASKED): n for k, n in measured.items() if k.startswith(_MASKED) and n}
+    if not masked or measured["equal_reward_groups"] == 1.0:
+        return None
+    trained = measured["trained_tokens"] + measured.get("skipped_tokens", 0.0)
+    sampled = trained + sum(masked.values())
+    reason = max(masked, key=masked.__getitem__)
+    if masked.get("truncated", 0.0) > _MOST_TRUNCATED * sampled:
+        reason = "truncated"
+    elif trained:
+        return None
+    remedy = REMEDIES.get(reason)
+    return reason, (
+        f"warning: {masked[reason]:.0f} of the batch's {sampled:.0f} sampled tokens are not trained, because they are"
+        f" {reason.upper()}{': ' if remedy else ''}{remedy or ''}"
+    )

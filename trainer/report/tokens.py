@@ -75,9 +75,9 @@ def token_table(details: BatchDetails) -> pa.Table:
                 table.starts[episode.episode_id, node.index] = table.rows - depth
                 _add(table, node, depth, group.group_id, episode.episode_id, credit, why)
     computed = _computed(table, details.figures)
-    there = computed["there"]
+    has_figures = computed["has_figures"]
     # With a KL term or an entropy bonus, a group without advantage is trained as well.
-    reasons = np.where(there, 0, table.joined("mask_reason", np.int32))
+    reasons = np.where(has_figures, 0, table.joined("mask_reason", np.int32))
     reasons[computed["masked"]] = table.code("mask_reason", RATIO)
     recorded = table.joined("recorded_logprob", np.float32)
     values = {
@@ -85,9 +85,9 @@ def token_table(details: BatchDetails) -> pa.Table:
         **{name: pa.array(table.joined(name, np.int32)) for name in ("node", "position", "token", "version")},
         "recorded_logprob": pa.array(recorded),
         "advantage": pa.array(computed["advantage"]),
-        **{name: pa.array(computed[name], mask=~there) for name in _COMPUTED},
-        "mismatch": pa.array(computed["logprob"] - recorded, mask=~there),
-        "clipped": pa.array(computed["clipped"], mask=~there),
+        **{name: pa.array(computed[name], mask=~has_figures) for name in _COMPUTED},
+        "mismatch": pa.array(computed["logprob"] - recorded, mask=~has_figures),
+        "clipped": pa.array(computed["clipped"], mask=~has_figures),
         "mask_reason": table.words_of("mask_reason", reasons),
     }
     return pa.table(values)
@@ -121,10 +121,10 @@ def _add(table: _Table, node: Node, depth: int, group: str, episode: str, credit
 
 
 def _computed(table: _Table, figures: Sequence[Figures]) -> dict[str, npt.NDArray[Any]]:
-    """Return the computed figures of each row's token; `there` is true if it has some. Advantages are the used ones."""
+    """Return the computed figures of each row's token; `has_figures` is true if it has some. Advantages are the used ones."""
     dtype = figures[0].logprobs.dtype if figures else np.dtype(np.float32)
     found: dict[str, npt.NDArray[Any]] = {name: np.zeros(table.rows, dtype) for name in _COMPUTED}
-    found |= {name: np.zeros(table.rows, np.bool_) for name in ("clipped", "masked", "there")}
+    found |= {name: np.zeros(table.rows, np.bool_) for name in ("clipped", "masked", "has_figures")}
     found["advantage"] = table.joined("advantage", np.float64)
     for some in figures:
         places = np.stack([some.sequences, some.nodes], axis=1)
@@ -138,7 +138,7 @@ def _computed(table: _Table, figures: Sequence[Figures]) -> dict[str, npt.NDArra
             ("advantage", some.advantages),
             ("clipped", some.clipped),
             ("masked", some.masked),
-            ("there", True),
+            ("has_figures", True),
         ):
             found[name][rows] = values
     return found

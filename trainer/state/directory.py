@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from headgate.processes.lock import Held, lock
+from headgate.processes.lock import LockHeld, lock
 from headgate.weights import folders
 from headgate.weights.folders import sync
 from trainer.errors import ConfigError, VersionReused
@@ -56,7 +56,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(lock(directory / "run.lock"))
-        except Held as error:
+        except LockHeld as error:
             raise ConfigError(
                 f"[run] dir: {directory} is used by the trainer process {error.process}: end that one, or name another folder"
             ) from error

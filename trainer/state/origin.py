@@ -1,7 +1,7 @@
 """Which model a run began with: its config and a fingerprint of its weights, on which a checkpoint of adapters depends.
 
-The fingerprint is a BLAKE3 over name, precision, shape and the middle 64 KiB of every tensor: other weights are seen, be they of
-the same shapes; a change of a tensor outside of its middle is not, such as a flipped bit. Owns no state.
+The fingerprint is a BLAKE3 over name, precision, shape and the middle 64 KiB of every tensor: it detects other
+weights of the same shapes, but not a change outside of a tensor's middle, such as a flipped bit. Owns no state.
 """
 
 from __future__ import annotations

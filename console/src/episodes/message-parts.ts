@@ -34,7 +34,7 @@ function callOf(text: string): Part {
       return { kind: "call", name, text: typeof body === "string" ? (indented(body) ?? body) : JSON.stringify(body, null, 2) };
     }
   } catch {
-    // the text of a call that no parser understood is shown as it is
+    // a call that no parser understood is what people look for here
   }
   return { kind: "call", name: "", text: text.trim() };
 }

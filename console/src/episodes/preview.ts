@@ -18,7 +18,7 @@ export function answerOf(reply: string): string {
   return inLine(reply.replace(/^\s*<think>[^]*?<\/think>/, "").split(MARK).join(" "));
 }
 
-/** The last line that is not empty: of a traceback, the error. */
+/** The last line with text: of a traceback, the error. */
 export function lastLine(text: string): string {
   return text.trimEnd().split("\n").at(-1)!.trim();
 }

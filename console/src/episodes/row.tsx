@@ -86,7 +86,7 @@ export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; s
 
 function Preview({ row }: { row: EpisodeRow }) {
   const question = visible(questionOf(row.prompt_end ?? ""));
-  const answer = visible(answerOf(row.reply_begin ?? ""));
+  const answer = visible(answerOf(row.reply_start ?? ""));
   const error = visible(lastLine(row.error));
   return (
     <span role="gridcell" class="cell c-preview" title={error || `${question} → ${answer}`}>

@@ -23,9 +23,8 @@ export interface EpisodeRow {
   truncated?: number;
   /** With `preview=true`. */
   group?: GroupRewards | null;
-  /** The last tokens of its first prompt, and the first ones of its last reply. */
   prompt_end?: string;
-  reply_begin?: string;
+  reply_start?: string;
 }
 
 /** The rewards of a group: how many, and their population standard deviation. */
@@ -66,7 +65,7 @@ export interface Call {
   node: number;
   api: string;
   stream: boolean;
-  asked: Record<string, unknown>; // codespell:ignore asked
+  requested: Record<string, unknown>;
   used: Record<string, unknown>;
   engine: string;
   finish_reason: string;

@@ -37,7 +37,7 @@ const curve = (label: string, color: number, name: string, more: Partial<Curve> 
 
 /** Failures that are the agent's own, and not of what it runs on (gateway/observe/explain.py has all reasons). */
 const AGENTS_OWN = new Set([
-  "agent_failed", "no_calls", "no_reward", "time_limit", "memory_limit", "cpu_limit", "process_limit", "idle_deadline", "total_deadline",
+  "agent_failed", "no_calls", "no_reward", "reward_refused", "time_limit", "memory_limit", "cpu_limit", "process_limit", "idle_deadline", "total_deadline",
 ]);
 
 /** The share of episodes that infrastructure lost: tools, sandboxes, environments, graders, engines. */

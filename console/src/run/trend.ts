@@ -2,7 +2,7 @@
 import { plural, short } from "../format";
 import type { Column, Steps } from "./steps";
 
-/** The rewards of the evaluation episodes of a version, of the trainer and of others. */
+/** The rewards of the evaluation episodes of a version, of every program that ran them. */
 export interface Evaluation {
   version: number;
   episodes: number;

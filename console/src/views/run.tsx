@@ -152,7 +152,7 @@ const latest = (column: readonly (number | null)[] | undefined) => column?.findL
 interface Tile {
   name: string;
   value: string;
-  /** The first and the last value, where a change means something. */
+  /** The first and the last value, where a change has a meaning. */
   change?: readonly [number, number] | null;
   of?: "share" | "percent";
 }

@@ -17,16 +17,16 @@ class TillData(vf.TaskData):
 class TillTask(vf.Task[TillData]):
     @vf.reward(weight=0.8)
     async def right(self, trace: vf.Trace) -> float:
-        """1 if the last amount is what is in the till at the end."""
-        said = trace.last_reply.split()
-        return float(said[-1:] == [str(self.data.amounts[-1])])
+        """Return 1 if the last amount is what is in the till at the end."""
+        words = trace.last_reply.split()
+        return float(words[-1:] == [str(self.data.amounts[-1])])
 
     @vf.reward(weight=0.2)
     async def working(self, trace: vf.Trace) -> float:
-        """The share of the amounts that are written down as they were, each in its place."""
-        said = trace.last_reply.split()
-        agree = [one == str(other) for one, other in zip(said, self.data.amounts, strict=False)]
-        return sum(agree) / max(len(said), len(self.data.amounts))
+        """Return the share of the amounts that are right, each in its place."""
+        words = trace.last_reply.split()
+        agree = [one == str(other) for one, other in zip(words, self.data.amounts, strict=False)]
+        return sum(agree) / max(len(words), len(self.data.amounts))
 
     @vf.metric
     async def words(self, trace: vf.Trace) -> float:

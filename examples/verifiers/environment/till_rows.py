@@ -19,7 +19,7 @@ class Row:
 
 
 def rows() -> Iterator[Row]:
-    """All rows, in an order that says nothing of them."""
+    """Return all rows in an arbitrary order."""
     found = [
         _row(start, moves)
         for start in range(20)
@@ -34,9 +34,9 @@ def in_dataset(row: Row) -> bool:
 
 
 def _row(start: int, moves: tuple[int, ...]) -> Row:
-    said = "".join(f" in {move}" if move > 0 else f" out {-move}" for move in moves)
+    text = "".join(f" in {move}" if move > 0 else f" out {-move}" for move in moves)
     amounts = tuple(itertools.accumulate(moves, initial=start))[1:]
-    return Row(f"till {start}{said}", amounts, moves, start)
+    return Row(f"till {start}{text}", amounts, moves, start)
 
 
 def _digest(question: str) -> bytes:

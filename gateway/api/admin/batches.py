@@ -56,7 +56,7 @@ class NackBody(FenceBody):
 
 @router.post("/leases")
 async def lease(body: LeaseBody, access: Admin) -> dict[str, Any]:
-    """Leases the next buffer to train, whole or not yet."""
+    """Lease the next buffer to train, whole or not yet."""
     return asdict(await access.trained(body.model).leases.lease(body.consumer))
 
 
@@ -69,35 +69,35 @@ async def groups(
     wait: Annotated[float, Query(ge=0, le=3600)] = 0.0,
     model: Model = None,
 ) -> Response:
-    """Return the groups after `cursor`, as an Arrow stream; headers tell the next cursor and whether the buffer is whole."""
+    """Return the groups after `cursor`, as an Arrow stream; headers name the next cursor and whether the buffer is whole."""
     leased = await access.trained(model).leases.groups(lease_id, fence, cursor, wait)
     return await _stream(leased)
 
 
 @router.post("/leases/{lease_id}/renew")
 async def renew(lease_id: str, body: FenceBody, access: Admin, model: Model = None) -> dict[str, Any]:
-    """Restarts the lease's deadline."""
+    """Restart the lease's deadline."""
     await access.trained(model).leases.renew(lease_id, body.fence)
     return {"lease_id": lease_id}
 
 
 @router.post("/leases/{lease_id}/ack")
 async def ack(lease_id: str, body: AckBody, access: Admin, model: Model = None) -> dict[str, Any]:
-    """The buffer was trained."""
+    """Mark the batch as trained."""
     await access.trained(model).leases.ack(lease_id, body.fence, body.checkpoint)
     return {"lease_id": lease_id}
 
 
 @router.post("/leases/{lease_id}/nack")
 async def nack(lease_id: str, body: NackBody, access: Admin, model: Model = None) -> dict[str, Any]:
-    """The buffer was not trained; the next lease is of the same buffer."""
+    """Give the batch back untrained; the next lease is of the same batch."""
     await access.trained(model).leases.nack(lease_id, body.fence, body.reason)
     return {"lease_id": lease_id}
 
 
 @router.get("/batches")
 async def batches(access: Admin, model: Model = None) -> dict[str, Any]:
-    """The batches that were trained, in order: buffer, groups, trained_at."""
+    """Return the trained batches, in order: buffer, groups, trained_at."""
     found = access.shown(model)
     return {"model": found.name, "batches": await found.batches.list()}
 

@@ -1,4 +1,4 @@
-"""`/admin/v1/cluster`: the gateway processes, as the one that is asked knows them. It is answered without a coordinator too."""
+"""`/admin/v1/cluster`: the gateway processes, as the process that serves the request knows them; works without a coordinator."""
 
 from __future__ import annotations
 

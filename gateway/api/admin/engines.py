@@ -27,7 +27,7 @@ Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for th
 
 
 class AddBody(BaseModel):
-    """An engine to add: one that is there at `url`, or, without one, a child process as [engine] says."""
+    """An engine to add: a running one at `url`, or, without one, a child process as [engine] configures it."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -35,7 +35,7 @@ class AddBody(BaseModel):
     name: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[\w.-]+$")
     url: str | None = Field(None, pattern="^https?://", max_length=1024)
     mirror: str | None = Field(None, pattern="^https?://", max_length=1024)
-    """The mirror of weights beside an engine at `url` that is on another machine."""
+    """The mirror of weights on the machine of an engine at `url`."""
     node: str | None = Field(None, max_length=64)
     """The engine's node; while the node is not lent, the engine sleeps."""
 
@@ -90,7 +90,7 @@ async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str
 
 @router.delete("/engines/{name}")
 async def remove_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
-    """Drains an engine, so that its calls go on elsewhere, and stops it."""
+    """Drain an engine, so that its calls continue elsewhere, and stop it."""
     model, slot = _find(access, name)
     access.gateway.host.remove(model, name)
     pool = access.one(model).pool
@@ -100,7 +100,7 @@ async def remove_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str,
 
 @router.post("/engines/{name}/pause")
 async def pause_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
-    """Put an engine to sleep until it is resumed; its calls go on elsewhere, or wait. A restart of the gateway resumes it."""
+    """Put an engine to sleep until it is resumed; its calls continue elsewhere, or wait. A restart of the gateway resumes it."""
     model, slot = _find(access, name)
     host = access.gateway.host
     host.pause(model, name, paused=True)
@@ -113,7 +113,7 @@ async def pause_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, 
 
 @router.post("/engines/{name}/resume")
 async def resume_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
-    """Wakes a paused engine; it gets calls once it runs the newest version and has passed the probe."""
+    """Wake a paused engine; it gets calls once it runs the newest version and has passed the probe."""
     model, slot = _find(access, name)
     access.gateway.host.pause(model, name, paused=False)
     await access.one(model).pool.until(lambda: slot.state == "open" or slot.given_up, wait)
@@ -128,7 +128,7 @@ async def list_calls(access: Admin) -> dict[str, Any]:
 
 @router.post("/calls/{call_id}/move")
 async def move_call(call_id: str, body: MoveBody, access: Admin) -> dict[str, Any]:
-    """Send a call to another engine; it goes on there from its last token."""
+    """Send a call to another engine; it continues there from its last token."""
     for model in access.models:
         if call_id in model.pool.calls:
             await model.pool.move(call_id, body.engine)
@@ -137,7 +137,7 @@ async def move_call(call_id: str, body: MoveBody, access: Admin) -> dict[str, An
 
 
 async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
-    """Raise BadRequest for what the key may not ask for: a URL is an address that this gateway would speak to."""
+    """Raise BadRequest for what the key may not request: a URL is an address to which this gateway would connect."""
     settings = access.gateway.settings
     if not access.reach.everything:
         for param, given in (

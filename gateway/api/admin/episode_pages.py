@@ -56,7 +56,7 @@ async def episode_filter(
     ] = None,
     pin: Pin = None,
 ) -> EpisodeFilter:
-    """The episodes that a request is about: those within reach that match all of its parameters."""
+    """Return the filter of a request for episodes: those within reach that match all of its parameters."""
     if model is not None:
         await access.recorded(model)
     models = None if access.reach.everything else access.reach.models
@@ -77,9 +77,7 @@ async def list_episodes(
     after: Annotated[
         str | None, Query(description="The `next` of the previous page.", pattern=_PLACE)
     ] = None,
-    offset: Annotated[
-        int, Query(ge=0, lt=2**31, description="Pass over this many; not together with `after`.")
-    ] = 0,
+    offset: Annotated[int, Query(ge=0, lt=2**31, description="Skip this many; excludes `after`.")] = 0,
     total: Annotated[
         bool, Query(description="Return the length of the list, and a `pin` that keeps it.")
     ] = False,
@@ -93,8 +91,8 @@ async def list_episodes(
 ) -> dict[str, Any]:
     """Return the newest episodes. `next` requests the following page; null on the last one, and with another `sort`.
 
-    With `preview`, `group` has the number, mean and population standard deviation of the group's rewards, `prompt_end` the
-    last tokens of the first prompt, and `reply_begin` the first tokens of the last reply.
+    With `preview`, `group` has the number, mean and population standard deviation of the group's rewards, `prompt_end` the last
+    tokens of the first prompt, and `reply_start` the first tokens of the last reply.
 
     `id` is `episode_id` under its old name.
     """
@@ -129,9 +127,9 @@ def _previews(
         if served is None:
             continue
         ids = [row["id"] for row in rows if row["model"] == model]
-        for one, (prompt, reply) in previews(connection, model, ids).items():
-            found[one]["prompt_end"] = served.renderer.decode(prompt)
-            found[one]["reply_begin"] = served.renderer.decode(reply)
+        for one, (prompt_end, reply_start) in previews(connection, model, ids).items():
+            found[one]["prompt_end"] = served.renderer.decode(prompt_end)
+            found[one]["reply_start"] = served.renderer.decode(reply_start)
     return found
 
 
@@ -158,7 +156,7 @@ async def histogram(
 
 @router.get("/facets")
 async def facets(access: Admin, model: Word = None) -> dict[str, Any]:
-    """The values that filters can choose from, with their numbers of episodes."""
+    """Return the values that filters can choose from, with their numbers of episodes."""
     if model is not None:
         await access.recorded(model)
     models = None if access.reach.everything else access.reach.models

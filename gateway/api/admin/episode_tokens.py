@@ -36,7 +36,7 @@ async def get_tokens(
     """Return the tokens of the episode's tree by column (`text`, `ids`, `logprob`, `version`, `flags`, `mask`), node by node.
 
     `trained` has the trainer's figures, where the batch's are written ([report] tokens_every) and this machine has the file;
-    otherwise `untrained_why` says why there are none.
+    otherwise `untrained_why` states why there are none.
     """
     row = await access.episode(episode_id)
     found = access.called(model or row["model"], row["model"])
@@ -77,7 +77,7 @@ def _read(connection: Connection, model: str, episode_id: str) -> tuple[Sequence
 
 
 def _marked(access: Access, model: str, nodes: Sequence[Node], step: Step) -> Sequence[Node]:
-    """The nodes with the flags that are only known now."""
+    """Return the nodes with the flags that are only known now."""
     trained = next((each for each in access.gateway.view.served_models() if each.name == model), None)
     if not isinstance(trained, ShownModel):
         return nodes

@@ -36,7 +36,7 @@ Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
 
 
 class SamplingBody(BaseModel):
-    """Sampling parameters of an evaluation episode, in place of those that its agent asks for. Without any, the agent's stand."""
+    """Sampling parameters of an evaluation episode, in place of those that its agent requests. Without any, the agent's stand."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -114,12 +114,12 @@ async def open_episode(
             'sampling: only for mode = "eval"; [sampling] in the gateway\'s file configures training episodes'
         )
         raise BadRequest(message, code="invalid_value", param="sampling")
-    asked = EpisodeRequest(*place, body.metadata, body.agent or "", sampling=sampling)
+    episode_request = EpisodeRequest(*place, body.metadata, body.agent or "", sampling=sampling)
     episodes = access.gateway.episodes
     if idempotency_key is None:
-        opened = await episodes.open(asked, wait)
+        opened = await episodes.open(episode_request, wait)
     else:
-        opened = await episodes.open_once(key_of(bearer(request), idempotency_key), asked, wait)
+        opened = await episodes.open_once(key_of(bearer(request), idempotency_key), episode_request, wait)
     return {
         "episode_id": opened.episode_id,
         "api_key": opened.api_key,
@@ -132,7 +132,7 @@ async def open_episode(
 async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> dict[str, Any]:
     """Store a reward. A final one closes the episode; rewards on its calls are added to it.
 
-    `accepted` then says whether the reward counts: in the episode's group, or in an evaluation (`reason` is `eval`); otherwise
+    `accepted` then states whether the reward counts: in the episode's group, or in an evaluation (`reason` is `eval`); otherwise
     `reason` is why not, such as `no_calls` if the agent sampled nothing. `trainable_tokens` is the number of tokens that can be
     trained, and `notice` what to do if there are none.
     """
@@ -157,11 +157,11 @@ async def post_call_reward(
 
 @router.post("/{episode_id}/close")
 async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
-    """End the episode's run. Its model's graders compute its reward, and it keeps its slot meanwhile.
+    """End the episode's run. Its model's graders compute its reward, and it keeps its slot until they are done.
 
     200 with the outcome (state `closed`, reason, reward, components, error), or 202 (state `grading`) if that takes longer than
     `wait`.
-    Closing again is no error. Without graders the reward is what was posted so far; 409 if nothing was.
+    Closing again is not an error. Without graders the reward is what was posted so far; 409 if nothing was.
     """
     fate = await gateway.episodes.finish(episode_id, wait)
     if fate["state"] != "closed":
@@ -182,7 +182,7 @@ async def restart(episode_id: str, gateway: Gateway) -> dict[str, Any]:
 
 @router.post("/{episode_id}/abandon")
 async def abandon(episode_id: str, body: AbandonBody, gateway: Gateway) -> dict[str, Any]:
-    """Close an episode that will never be rewarded; its slot is free at once."""
+    """Close an episode that will never be rewarded; its slot is free immediately."""
     await gateway.episodes.abandon(episode_id, body.reason, body.error)
     return {"episode_id": episode_id, "reason": body.reason}
 
@@ -255,7 +255,7 @@ def _named(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(body: OpenBody, access: Access) -> str:
-    """The trained model that an episode is opened for."""
+    """Return the trained model that an episode is opened for."""
     if body.agent is None:
         return access.trained(body.model).name
     agents = access.gateway.settings.agents

@@ -28,23 +28,25 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 async def watch(
     access: Admin,
     after: Annotated[Id | None, Query(description="Begin after the event with this id; 0: with all.")] = None,
-    last: Annotated[
-        int | None, Query(ge=0, le=10_000, description="Begin with so many events of the past.")
-    ] = None,
+    last: Annotated[int | None, Query(ge=0, le=10_000, description="Return the last N events first.")] = None,
     kind: Annotated[
         list[Kind] | None,
         Query(max_length=32, description="Only these: `episode`, or `episode.closed`. May be repeated."),
     ] = None,
-    model: Annotated[Name | None, Query(description="Only those of this model.")] = None,
-    episode: Annotated[Name | None, Query(description="Only those of this episode.")] = None,
-    group: Annotated[Name | None, Query(description="Only those of this group.")] = None,
+    model: Annotated[Name | None, Query(description="Only events of this model.")] = None,
+    episode: Annotated[Name | None, Query(description="Only events of this episode.")] = None,
+    group: Annotated[Name | None, Query(description="Only events of this group.")] = None,
     wait: Annotated[
         float | None,
-        Query(ge=0, le=86_400, description="End the stream after so many seconds; 0: what there is."),
+        Query(
+            ge=0,
+            le=86_400,
+            description="End the stream after this many seconds; 0: after the events that exist.",
+        ),
     ] = None,
     last_event_id: Annotated[str | None, Header(description="In place of `after` and `last`.")] = None,
 ) -> Response:
-    """Streams events as server-sent events; without `after` and `last`, from now on. The stream can be resumed after any
+    """Stream events as server-sent events; without `after` and `last`, from now on. The stream can be resumed after any
     id."""
     feed, start = access.gateway.events, _start(after, last, last_event_id)
     wanted = EventFilter(tuple(kind or ()), await _models(access, model), episode, group)
@@ -66,7 +68,7 @@ def _start(after: int | None, last: int | None, resumed: str | None) -> Start:
 
 
 async def _models(access: Access, model: str | None) -> tuple[str, ...] | None:
-    """Return the models to tell of; None: all. Raise NotFound."""
+    """Return the models whose events are sent; None: all. Raise NotFound."""
     if model is None:
         return None if access.reach.everything else access.reach.models
     return (await access.recorded(model),)

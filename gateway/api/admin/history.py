@@ -82,7 +82,7 @@ async def timeline(
 
 
 async def _now(access: Access) -> float:
-    """The end of what is known: of a recorded run its last event."""
+    """Return the end of the known time: now, or a recorded run's last event."""
     if not access.gateway.run_folders:
         return time.time()
     newest = await access.gateway.database.read(lambda c: events.before(c, 2**53, 1))

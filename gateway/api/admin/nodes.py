@@ -18,7 +18,7 @@ router = admin_router("Nodes")
 
 
 class NodeBody(BaseModel):
-    """A node; `train` and `rollout` among its tags say what it is for."""
+    """A node; `train` and `rollout` among its tags are its uses."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -30,7 +30,7 @@ class NodeBody(BaseModel):
 
 
 class TrainerBody(BaseModel):
-    """The model whose trainer speaks; without a name, the first trained one."""
+    """The model whose trainer sends the request; without a name, the first trained one."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -44,7 +44,7 @@ class ClaimBody(TrainerBody):
 
 
 class ReleaseBody(TrainerBody):
-    """A release, and for how long the trainer computed on the groups of the batch that it has trained; 0: it does not say.
+    """A release, and for how long the trainer computed on the groups of the batch that it has trained; 0: unknown.
 
     `load_s`: how long its weights had taken to come back to the node before. `rest_s`: how long it was busy with the rest of that
     batch, such as the step and the publication; waiting is in none of the three."""
@@ -70,7 +70,7 @@ async def get_node(name: str, access: Admin) -> dict[str, Any]:
 
 @router.post("/nodes")
 async def add_node(body: NodeBody, access: Admin) -> dict[str, Any]:
-    """Add a node, or give one that is there other tags. Doing it twice is doing it once."""
+    """Add a node, or replace the tags of an existing one. Idempotent."""
     nodes = _nodes(access)
     given = NodeSettings.model_validate(body.model_dump(exclude={"name"}))
     return {**nodes.describe(nodes.add(body.name, given))}
@@ -78,7 +78,7 @@ async def add_node(body: NodeBody, access: Admin) -> dict[str, Any]:
 
 @router.delete("/nodes/{name}")
 async def remove_node(name: str, access: Admin) -> dict[str, Any]:
-    """Remove a node; its engines are drained, so that their calls go on elsewhere, and stopped."""
+    """Remove a node; its engines are drained, so that their calls continue elsewhere, and stopped."""
     nodes = _nodes(access)
     described = nodes.describe(nodes.one(name))
     nodes.remove(name)
@@ -87,7 +87,7 @@ async def remove_node(name: str, access: Admin) -> dict[str, Any]:
 
 @router.post("/nodes/{name}/claim")
 async def claim_node(name: str, body: ClaimBody, access: Admin, response: Response) -> dict[str, Any]:
-    """Claims a node for its trainer: 200 when the trainer has it, 202 while its engines are put to sleep (then ask again).
+    """Claim a node for its trainer: 200 when the trainer has it, 202 while its engines are put to sleep (then repeat it).
 
     Repeat it while the node is used, within `claim_s` of the answer; otherwise the claim lapses.
     """
@@ -100,7 +100,7 @@ async def claim_node(name: str, body: ClaimBody, access: Admin, response: Respon
 
 @router.post("/nodes/{name}/release")
 async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str, Any]:
-    """A trainer waits for its batch; its node may be lent. `near` in the answer: it will not be, and may be claimed again."""
+    """Allow lending a trainer's node while it waits for its batch. `near`: it will not be lent, and may be claimed again."""
     nodes, model = _nodes(access), access.trained(body.model).name
     return {**nodes.describe(nodes.release(name, model, body.busy_s, body.load_s, body.rest_s))}
 

@@ -1,4 +1,4 @@
-"""`/peers/v1/link`: where the other gateway processes of a cluster link to their coordinator. Not for anybody else."""
+"""`/peers/v1/link`: where the other gateway processes of a cluster link to their coordinator. Not for other clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_ALLOWED, _NOT_COORDINATOR = 4401, 4409
 
 @router.websocket(LINK)
 async def link(wire: WebSocket) -> None:
-    """A follower's link, to its end. It is refused without the cluster's key, and by a process that is not the coordinator."""
+    """Serve a follower's link. Refuse it without the cluster's key, and in a process that is not the coordinator."""
     services = wire.app.state.services
     key = services.settings.cluster.key
     given = wire.headers.get("authorization", "").removeprefix("Bearer ")

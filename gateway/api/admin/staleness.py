@@ -46,7 +46,7 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
         "batch": settings.batch,
         "version": ledger.version,
         "consumed": ledger.next_buffer,
-        "lease": found.leases.held(),
+        "lease": found.leases.current(),
         "buffers": [{**asdict(row), "groups": groups.get(row.buffer, [])} for row in ledger.buffers()],
         "slowest": await gateway.database.read(lambda c: episode_pages.slowest_groups(c, found.name)),
         "waiting": gateway.view.waiting(found.name),
@@ -102,7 +102,7 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
 
 
 def _model_of(episode_id: str, row: dict[str, Any] | None, rows: list[dict[str, Any]]) -> str:
-    """The model that an episode is about, opened or refused; empty: nobody knows of it."""
+    """Return the model of an episode, opened or refused; "" if the episode is unknown."""
     if row is not None:
         return str(row["model"])
     return next((decided["model"] for decided in rows if decided["episode_id"] == episode_id), "")

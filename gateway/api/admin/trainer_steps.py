@@ -52,7 +52,7 @@ async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
 
 @router.get("/runs")
 async def list_runs(access: Admin, model: OfModel = None) -> dict[str, Any]:
-    """Return the runs of trainers, the one that was heard of last first; of one model, or of all within reach."""
+    """Return the runs of trainers, the last updated one first; of one model, or of all within reach."""
     models = access.reach.models if not access.reach.everything else None
     if model is not None:
         models = (await model_in_reach(access, model),)
@@ -84,7 +84,7 @@ async def get_steps(
 
 @router.get("/evaluations")
 async def list_evaluations(access: Admin, model: OfModel = None) -> dict[str, Any]:
-    """Return the rewards of a model's evaluation episodes by version, of the trainer and of others."""
+    """Return the rewards of a model's evaluation episodes by version, of every program that ran them."""
     name = await model_in_reach(access, model)
     found = await access.gateway.database.read(lambda c: episode_pages.evaluations(c, name))
     return {"model": name, "evaluations": found}

@@ -36,7 +36,7 @@ class PublishBody(BaseModel):
 async def publish(
     body: PublishBody, access: Admin, wait: Annotated[float, Query(ge=0, le=3600)] = 0.0
 ) -> dict[str, Any]:
-    """Check the manifest and every tensor, and update the engines; answers the version's record."""
+    """Check the manifest and every tensor, and update the engines; return the version's record."""
     versions = access.one(body.model).versions
     if (body.path is None) == (body.url is None):
         raise BadRequest(
@@ -57,8 +57,7 @@ async def get_version(version: Number, access: Admin, model: str | None = None) 
 @router.get("/status")
 async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
     """Return a trained model's newest version and the ledger's buffers; every engine, and totals. `trained`: what its trainer
-    said when
-    it released its node after a batch."""
+    reported when it released its node after a batch."""
     gateway, reach, found = access.gateway, access.reach, access.shown(model)
     newest, bad = await found.versions.newest(), await found.versions.bad()
     ledger, pools = found.ledger.rule, [m.pool for m in access.models]
@@ -91,7 +90,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
 
 
 def _source(access: Access, url: str) -> str:
-    """The server that a version is fetched from. Raise Unprocessable for one that the configuration does not name, and for a
+    """Return the server that a version is fetched from. Raise Unprocessable unless the configuration names it, and for a
     project's key, by which others' weights could be loaded."""
     source = url.rstrip("/")
     if not access.reach.everything:

@@ -12,7 +12,7 @@ class BodyLimit:
     """Refuses bodies over a limit before they are parsed. Pure ASGI.
 
     Closes the connections of two kinds of requests after their answer, because their bodies could be taken for the next request:
-    - the client waits to be asked for its body (`Expect: 100-continue`) and gets an answer instead, so it may or may not send it;
+    - the client waits for permission to send its body (`Expect: 100-continue`), gets an answer, and may or may not send the body;
     - the client requests another protocol (`Upgrade`), and uvicorn's parser takes the head for the whole request.
     """
 
@@ -50,13 +50,13 @@ class BodyLimit:
         await self._app(scope, limited, answer)
 
     def _refused(self, headers: dict[bytes, bytes]) -> BadRequest | None:
-        """Return why a body is refused, as far as its request's head tells; None if it is not."""
+        """Return why a body is refused, judging by the request's head; None if it is accepted."""
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit:
             return self._refusal()
         if b"upgrade" in headers and (declared != b"0" or b"transfer-encoding" in headers):
             message = (
-                "a request with a body cannot ask for another protocol (`Upgrade`): send it as HTTP/1.1 alone"
+                "a request with a body cannot request another protocol (`Upgrade`): send it as HTTP/1.1 alone"
             )
             return BadRequest(message, code="upgrade_with_body")
         if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):

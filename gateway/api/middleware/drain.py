@@ -22,7 +22,7 @@ from headgate.errors import (
 )
 
 _CALLS = ("/v1/", PREFIX)
-_AGAIN_S = 1.0
+_RETRY_S = 1.0
 """After this long, another process or the next one answers."""
 
 
@@ -60,7 +60,7 @@ class Drain:
             self._idle.set()
 
     async def ended(self, timeout_s: float) -> bool:
-        """Wait until no call runs, the time is up, or `begin` was called twice. Answers whether none runs."""
+        """Wait until no call runs, the time is up, or `begin` was called twice. Return whether none runs."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._cut)]
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +70,7 @@ class Drain:
         return not self.running
 
     def end(self) -> None:
-        """Stop serving, and answers the requests that still wait."""
+        """Stop serving, and respond to the requests that still wait."""
         self.over = True
         for scope in self._unanswered:
             scope.reschedule(0.0)
@@ -78,7 +78,7 @@ class Drain:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A call is being answered."""
+        """Count a call that is being answered."""
         self.running += 1
         try:
             yield
@@ -98,13 +98,13 @@ class Drain:
             self._unanswered.discard(scope)
 
     def answered(self, scope: asyncio.Timeout) -> None:
-        """The answer has begun."""
+        """Record that the answer has begun."""
         self._unanswered.discard(scope)
 
 
 def stopping(kind: type[Unavailable] = Unavailable) -> Unavailable:
     """Return the error for requests that come while the process is being stopped, and for calls that did not finish in time."""
-    return kind("this gateway process is being stopped", retry_after=jittered(_AGAIN_S), code="stopping")
+    return kind("this gateway process is being stopped", retry_after=jittered(_RETRY_S), code="stopping")
 
 
 class Draining:

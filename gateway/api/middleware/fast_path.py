@@ -33,7 +33,7 @@ _ENDPOINTS: dict[str, Endpoint] = {
 
 
 class FastPath:
-    """Answers these routes itself; everything else is the application's. Pure ASGI."""
+    """Serve these routes here; everything else is the application's. Pure ASGI."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -4,7 +4,7 @@ Requests that only the coordinator can answer (the admin API, calls under agents
 runs in another process (`OwnedByPeer`) goes to that process. Invariants:
 - a request is forwarded only after its key was checked here and its whole body has arrived;
 - a request is forwarded at most once: the process that gets it answers it or refuses it;
-- nothing that may have been done is sent twice. If the other process dies before it answers, the client gets an error that says
+- nothing that may have been done is sent twice. If the other process dies before it answers, the client gets an error that states
   the outcome is unknown. A request that the other process has not begun (`NotAccepted`: it is stopping, or no longer the
   coordinator) waits for the next one;
 - if the client leaves, its request is not forwarded, or the other process sees its connection close.
@@ -39,7 +39,7 @@ from headgate.keys import Keyring
 _PLACED = ("/v1/", PREFIX, "/admin/")
 _EVERYBODYS = (cluster.PATH, events.PATH)
 """Paths of the admin API that each process answers for itself, whether or not there is a coordinator."""
-_AGAIN_S = 0.2
+_RETRY_S = 0.2
 _LOOK_S = 1.0
 """The interval at which the other process is checked for signs of life."""
 Alive = Callable[[], Awaitable[bool]]
@@ -52,7 +52,7 @@ class CoordinatorRef(Protocol):
     """The coordinator's, while this process follows one."""
 
     async def coordinator(self) -> str | None:
-        """Return the coordinator's URL; None: it is this process. Waits while there is none; raises Unavailable in the end."""
+        """Return the coordinator's URL; None: it is this process. Wait while there is none; raise Unavailable in the end."""
         ...
 
 
@@ -76,12 +76,12 @@ class BufferedRequest:
         return b"".join(self._parts)
 
     async def left(self) -> None:
-        """Wait until the client is gone. The whole body has been read."""
+        """Wait until the client has disconnected. The whole body has been read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def again(self) -> Receive:
-        """Receives the request from its beginning."""
+    def replay(self) -> Receive:
+        """Receive the request from its beginning."""
         known = list(self._parts)
 
         async def receive() -> Message:
@@ -106,7 +106,7 @@ class BufferedRequest:
 
 
 class Forward:
-    """Answers what this process can answer, and sends the rest on."""
+    """Handle what this process can serve, and forward the rest."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Forward:
         elif path not in _EVERYBODYS:
             await self._place().coordinator()  # without a coordinator no key can be resolved
         try:
-            await self._app(request.scope, request.again(), request.send)
+            await self._app(request.scope, request.replay(), request.send)
         except OwnedByPeer as elsewhere:
             if request.answered or forwarded:
                 raise Unavailable(str(elsewhere), retry_after=1.0, code="elsewhere") from elsewhere
@@ -180,7 +180,7 @@ class Forward:
         return bool(self._agents) and self._agents.find(credentials(request)) is not None
 
     async def _coordinator_answers(self, request: BufferedRequest, *, forwarded: bool) -> bool:
-        """Forward a request to the coordinator; returns False if this process is the coordinator. Raise Unavailable and
+        """Forward a request to the coordinator; return False if this process is the coordinator. Raise Unavailable and
         ClientDisconnect."""
         until = asyncio.get_running_loop().time() + self._wait_s
         while (url := await self._place().coordinator()) is not None:
@@ -194,14 +194,14 @@ class Forward:
                     f"step 'forward the request': the coordinator accepted nothing for {self._wait_s:g} s"
                 )
                 raise Unavailable(message, retry_after=2.0, code="no_coordinator")
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
         return False
 
     async def _coordinates(self, url: str) -> bool:
         return self._place().url == url
 
     async def _answers(self, url: str, request: BufferedRequest, alive: Alive) -> bool:
-        """Send a request to the process at `url`; returns whether that process took it and answered it.
+        """Send a request to the process at `url`; return whether that process took it and answered it.
 
         Raise ClientDisconnect, and Unavailable if that process counts as gone before it has answered (it may only be suspended).
         """
@@ -217,7 +217,7 @@ class Forward:
                 look_s = None if request.answered else _LOOK_S
                 await asyncio.wait({sending, leaving}, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
                 if not (sending.done() or request.answered or await alive()):
-                    message = "the process that was to answer is gone; it is not known whether it carried out the request"
+                    message = "the process that handled the request died; it is not known whether it carried out the request"
                     raise Unavailable(message, retry_after=1.0, code="coordinator_lost")
             return sending.result()
         finally:

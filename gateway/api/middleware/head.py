@@ -1,4 +1,4 @@
-"""Answers HEAD wherever GET is answered, without the body (RFC 9110, 9.3.2). Pure ASGI."""
+"""Serve HEAD wherever GET is served, without the body (RFC 9110, 9.3.2). Pure ASGI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Head:
-    """Passes HEAD on as GET. An answer ends with its headers: a stream would go on without anybody who reads it."""
+    """Passes HEAD on as GET. An answer ends with its headers, since a stream would continue without a reader."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

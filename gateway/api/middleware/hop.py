@@ -27,7 +27,7 @@ _CONNECTION = frozenset({
 """Hop-by-hop headers: they belong to one connection, in requests and in answers."""
 _REQUEST = _CONNECTION | {b"content-length", b"expect", b"host", FORWARDED}
 """Headers of a request that are not forwarded: those of the connection, those that the client library or this process writes, and
-`Expect`, because this process has already asked for the body.
+`Expect`, because this process has already requested the body.
 """
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 """Headers that are sent on even where `Connection` names them: the key that was checked here is the one that goes on."""
@@ -97,9 +97,7 @@ class Hop:
         except aiohttp.ClientError as error:
             if begun:
                 raise  # break the client's connection too: that is what happened upstream
-            message = (
-                "the process that was to answer is gone; it is not known whether it carried out the request"
-            )
+            message = "the process that handled the request died; it is not known whether it carried out the request"
             raise Unavailable(message, retry_after=1.0, code="coordinator_lost") from error
         return True
 

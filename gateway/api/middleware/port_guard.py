@@ -1,7 +1,7 @@
 """Serves each route only at its own port. Pure ASGI, around everything else.
 
 With [admin] port, only that port serves the admin API, the console, the metrics and the health checks; other ports have no such
-routes. The port that took the connection decides, never what a request says of itself. The other gateway processes of a cluster
+routes. The port that took the connection decides, never a header of the request. The other gateway processes of a cluster
 forward admin requests to any port, under the cluster's key.
 """
 

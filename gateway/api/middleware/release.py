@@ -19,5 +19,5 @@ class Release:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with ExitStack() as held:
-            await self._app(hold(scope, held), receive, send)
+        with ExitStack() as tickets:
+            await self._app(hold(scope, tickets), receive, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, asked_object, body_of
+from gateway.api.context import Gateway, body_of, request_object
 from gateway.api.query import QueryRoute
 from gateway.api.v1.admission import admit
 from gateway.api.v1.generation import generate
@@ -20,10 +20,10 @@ router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest.model_json_schema()))
 async def completions(request: Request, gateway: Gateway) -> Response:
-    """Continues a text, or token ids; whole or as server-sent events."""
+    """Continue a text, or token ids; whole or as server-sent events."""
     admission = await admit(request, gateway, "completions")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body))
+    values = await offload_read(body, lambda: request_object(body))
     model = gateway.models.resolve(values["model"], admission.caller.model)
     if not isinstance(model, ServedModel):
         admission.count_replies(*replies_of(values))

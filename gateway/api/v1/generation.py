@@ -229,7 +229,7 @@ class _Preparation:
 
 
 def _as_messages(prompts: Sequence[str | list[int]]) -> list[Message]:
-    """Prompts as messages, by which an agent's key finds or opens an episode."""
+    """Return the prompts as messages, by which an agent's key finds or opens an episode."""
     return [{"role": "user", "content": str(prompt)} for prompt in prompts]
 
 

@@ -93,7 +93,7 @@ async def store_images(
 
 
 async def load_image(gateway: DataPlane, name: str) -> tuple[str, bytes]:
-    """Return the media type and the file of a stored image. Raise EngineRefused: without it no engine can go on."""
+    """Return the media type and the file of a stored image. Raise EngineRefused: without it no engine can continue."""
     found = await gateway.database.read(lambda c: statements.read(c, name))
     if found is None:
         raise EngineRefused(f"the image {name} is not stored any more", code="image_gone")

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, Services, asked_object, body_of
+from gateway.api.context import Gateway, Services, body_of, request_object
 from gateway.api.errors import anthropic_error_body
 from gateway.api.query import BETA, Beta, QueryRoute
 from gateway.api.v1.admission import admit, identify
@@ -30,7 +30,7 @@ async def create_message(request: Request, gateway: Gateway, beta: Beta = None) 
     """Return a reply to a conversation, whole or as server-sent events."""
     admission = await admit(request, gateway, "messages", (BETA,))
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body))
+    values = await offload_read(body, lambda: request_object(body))
     model = _model(gateway, admission.caller, values["model"])
     message, parsed = await offload_read(body, lambda: parse(values, image_support(model)))
     generation = await generate(admission, model, parsed, body)
@@ -44,10 +44,10 @@ async def count_tokens(request: Request, gateway: Gateway, beta: Beta = None) ->
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
         body = await request.body()
-        values = await offload_read(body, lambda: asked_object(body))
+        values = await offload_read(body, lambda: request_object(body))
         model = _model(gateway, caller, values["model"])
-        asked = await offload_read(body, lambda: parse_count(values, image_support(model)))
-        return {"input_tokens": await prompt_tokens(gateway, caller, model, asked)}
+        counted = await offload_read(body, lambda: parse_count(values, image_support(model)))
+        return {"input_tokens": await prompt_tokens(gateway, caller, model, counted)}
 
 
 def _model(gateway: Services, caller: Caller, name: str) -> ServedModel:

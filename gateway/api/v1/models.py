@@ -33,8 +33,8 @@ async def list_models(
 ) -> dict[str, Any] | Response:
     """Every model, under its own name and its aliases; with [projects], those within the key's reach. Anthropic's clients get
     pages."""
-    _, seen = await _sight(request, gateway)
-    names = gateway.models.names(seen)
+    _, visible = await _sight(request, gateway)
+    names = gateway.models.names(visible)
     if _ANTHROPIC not in request.headers:
         return {"object": "list", "data": [_model(name) for name in names]}
     try:
@@ -57,9 +57,9 @@ async def get_model(
     if not model_id:
         raise no_route("GET", "/v1/models/", gateway.settings.server.url)
     anthropic = _ANTHROPIC in request.headers
-    own, seen = await _sight(request, gateway)
+    own, visible = await _sight(request, gateway)
     try:
-        if model_id not in gateway.models.names(seen):
+        if model_id not in gateway.models.names(visible):
             gateway.models.resolve(model_id, own)
     except NotFound as error:
         if anthropic:
@@ -75,7 +75,7 @@ async def _sight(request: Request, gateway: Services) -> tuple[str, Callable[[st
     if not projects.any:
         return gateway.settings.model_name, lambda _model: True
     if (reach := projects.reach(bearer(request))) is not None:
-        return gateway.models.first(reach), lambda model: projects.seen(model, reach)
+        return gateway.models.first(reach), lambda model: projects.is_visible(model, reach)
     own = (await identify(request, gateway)).model
     return own, lambda model: projects.callable(model, own)
 

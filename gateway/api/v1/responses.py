@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.api.context import Gateway, Services, asked_object, body_of, json_object
+from gateway.api.context import Gateway, Services, body_of, json_object, request_object
 from gateway.api.query import QueryRoute
 from gateway.api.v1.admission import admit, identify
 from gateway.api.v1.generation import Generation, generate
@@ -52,26 +52,26 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     """Return a reply to a conversation, whole or as server-sent events."""
     admission = await admit(request, gateway, "responses")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body))
+    values = await offload_read(body, lambda: request_object(body))
     caller = await _continuing(gateway, admission.caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
         return await relay(gateway, caller, model, "responses", values)
-    asked = await offload_read(body, lambda: dialect.parse(values))
-    toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
-    history = await _history(gateway, caller, asked.previous_response_id)
+    parsed = await offload_read(body, lambda: dialect.parse(values))
+    toolbox = await offload_read(body, lambda: _toolbox(gateway, parsed))
+    history = await _history(gateway, caller, parsed.previous_response_id)
     items = await _resolved(
-        gateway, caller, await offload_read(body, lambda: inputs.items(asked.input, image_support(model)))
+        gateway, caller, await offload_read(body, lambda: inputs.items(parsed.input, image_support(model)))
     )
     new = await offload_read(body, lambda: inputs.messages(items))
     whole = await offload_read(
-        body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
+        body, lambda: dialect.generation_request(parsed, toolbox, [*history, *new], values)
     )
     generation = await generate(replace(admission, caller=caller), model, whole, body)
     new = generation.messages[len(generation.messages) - len(new) :]  # with images by name
-    keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
-    answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
-    return respond(gateway, generation, answer, asked.stream, answer.failure, _left_out(gateway, toolbox))
+    keep = _keep(gateway, generation, parsed, items, new) if parsed.stored else None
+    answer = ResponsesAnswer(generation.choices, parsed, toolbox, model.renderer, keep)
+    return respond(gateway, generation, answer, parsed.stream, answer.failure, _left_out(gateway, toolbox))
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_of(_COUNTED))
@@ -89,14 +89,14 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
     defaults = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
-    asked = await offload_read(body, lambda: dialect.parse({**values, **defaults}))
-    model = gateway.models.resolve(asked.model, caller.model)
+    parsed = await offload_read(body, lambda: dialect.parse({**values, **defaults}))
+    model = gateway.models.resolve(parsed.model, caller.model)
     if not isinstance(model, ServedModel):
         instead = "read `usage` in the answers of this upstream model, which counts its tokens itself"
-        raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
-    history = await _history(gateway, caller, asked.previous_response_id)
+        raise unsupported("model", f"counting the tokens of {parsed.model!r}", instead)
+    history = await _history(gateway, caller, parsed.previous_response_id)
     listed = (
-        await offload_read(body, lambda: inputs.items(asked.input, image_support(model)))
+        await offload_read(body, lambda: inputs.items(parsed.input, image_support(model)))
         if given is not None
         else []
     )
@@ -104,7 +104,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
 
     def conversation() -> GenerationRequest:
         return dialect.generation_request(
-            asked, _toolbox(gateway, asked), [*history, *inputs.messages(items)], values
+            parsed, _toolbox(gateway, parsed), [*history, *inputs.messages(items)], values
         )
 
     whole = await offload_read(body, conversation)
@@ -123,12 +123,12 @@ async def response(
 ) -> dict[str, Any]:
     """Return a stored response. It is not streamed again."""
     row = await _response(gateway, await identify(request, gateway), response_id)
-    asked = {
+    parameters = {
         "stream": stream,
         "starting_after": starting_after is not None,
         "include_obfuscation": include_obfuscation,
     }
-    for name, refused in asked.items():
+    for name, refused in parameters.items():
         if refused:
             raise unsupported(name, "this parameter", "leave it out: responses are retrieved whole")
     answer: dict[str, Any] = row["answer"]
@@ -168,9 +168,9 @@ async def cancel_response(response_id: str, request: Request, gateway: Gateway) 
     raise BadRequest(message, code="invalid_value", param="response_id")
 
 
-def _toolbox(gateway: Services, asked: ResponsesRequest) -> Toolbox:
+def _toolbox(gateway: Services, parsed: ResponsesRequest) -> Toolbox:
     server = gateway.settings.server
-    return Toolbox.of(asked.tools or (), server.hosted_tools, server.tool_grammars)
+    return Toolbox.of(parsed.tools or (), server.hosted_tools, server.tool_grammars)
 
 
 def _left_out(gateway: Services, toolbox: Toolbox) -> dict[str, str]:
@@ -194,7 +194,7 @@ async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any])
 
 
 async def _history(gateway: Services, caller: Caller, previous: str | None) -> list[Message]:
-    """The conversation that ends with an answer."""
+    """Return the conversation that ends with an answer."""
     if previous is None:
         return []
     if await _owned(gateway, caller, previous) is None:
@@ -230,7 +230,7 @@ def _referred(known: dict[str, dict[str, Item]], reference: Item) -> Item:
 def _keep(
     gateway: Services,
     generation: Generation,
-    asked: ResponsesRequest,
+    parsed: ResponsesRequest,
     items: Sequence[Item],
     new: Sequence[Message],
 ) -> Keep:
@@ -242,7 +242,7 @@ def _keep(
             "id": answer["id"],
             "episode_id": generation.episode.id,
             "model": generation.model.name,
-            "previous": asked.previous_response_id or "",
+            "previous": parsed.previous_response_id or "",
             "messages": [*new, reply.message()],
             "input": inputs.named(items, answer["id"]),
             "answer": answer,

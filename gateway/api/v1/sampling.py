@@ -97,7 +97,7 @@ def _wanted(parsed: GenerationRequest, bounds: TokenBounds, model: ServedModel, 
     if wanted > room:
         message = (
             f"{param}: this model's context is {longest} tokens, the prompt takes {len(prompt.ids)}"
-            f" and the reply was asked to take up to {wanted}: ask for at most {room}, or shorten the prompt"
+            f" and the reply was allowed up to {wanted}: request at most {room}, or shorten the prompt"
         )
         raise BadRequest(message, code="context_length_exceeded", param=param)
     return wanted

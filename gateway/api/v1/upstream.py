@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 _EVENTS = "text/event-stream"
 _PASSED = ("retry-after", "retry-after-ms", "x-should-retry")
-"""Headers that tell a client what to do next."""
+"""Headers that direct a client's next request."""
 _DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _FINISHED = re.compile(rb'"finish_reason": ?"')
-"""Not every API says `[DONE]`."""
+"""Not every API sends `[DONE]`."""
 _ENDING = rb'(?:event: ?|data: ?\{\s*"type": ?")(?:response\.(?:completed|incomplete|failed)|error)\b'
 _RESPONDED = re.compile(rb"^" + _ENDING, re.MULTILINE)
 """Streams of responses end with one of these events."""
 _RESPONDED_OR_DONE = re.compile(rb"^(?:" + _ENDING + rb"|data: ?\[DONE\])", re.MULTILINE)
-"""`[DONE]` says nothing there, but clients stop reading at it."""
+"""`[DONE]` means nothing there, but clients stop reading at it."""
 
 
 async def relay(
-    gateway: Services, caller: Caller, model: Upstream, path: str, asked: dict[str, Any]
+    gateway: Services, caller: Caller, model: Upstream, path: str, body: dict[str, Any]
 ) -> Response:
     """Return the upstream's own answer."""
     if caller.episode is not None:
         episode = await gateway.callers.still_open(caller.episode, caller.attempt)
     else:
         episode = await gateway.agents.standalone(caller)
-    call = UpstreamCall(f"upstream-{secrets.token_hex(12)}", episode.id, path, asked, time.time())
+    call = UpstreamCall(f"upstream-{secrets.token_hex(12)}", episode.id, path, body, time.time())
 
     async def answer() -> Response:
         return Relay(model, episode, call)

@@ -1,4 +1,4 @@
-"""A deterministic engine for tests, benches and fault injection, behind the APIs of real ones. It is no model."""
+"""A deterministic engine for tests, benches and fault injection, behind the APIs of real ones. It is not a model."""
 
 from gateway.engines.fake.engine import (
     CACHE_BLOCK,

@@ -25,9 +25,9 @@ def main() -> None:
     parser.add_argument("--api", choices=_APPS, default="vllm", help="the engine whose API is served")
     parser.add_argument("--delay-s", type=float, default=0.0, help="seconds per token")
     parser.add_argument(
-        "--hold-after", type=int, help="every request stops when it has sampled so many tokens"
+        "--hold-after", type=int, help="every request stops when it has sampled this many tokens"
     )
-    parser.add_argument("--log", type=Path, help="append to this file what is asked for and what is sampled")
+    parser.add_argument("--log", type=Path, help="append requests and sampled tokens to this file")
     parser.add_argument("--first-mark", type=int, default=1, help="the first of the log's marks")
     options = parser.parse_args()
     if not math.isfinite(options.delay_s) or options.delay_s < 0:

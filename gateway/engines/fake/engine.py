@@ -6,13 +6,13 @@ directory; their identity is the sha256 of `model.safetensors`, or of the path i
 `block.json` samples only the tokens of its block (`blocks`): such weights name themselves in every token. One with an
 `faults.json` cannot be loaded (`faults`). With a log (`log`) the log-probabilities are marks that name the sampling.
 
-`set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
-`drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
-(no more tokens), `load_s` (the duration of a load), `fail_load`, `fail_after` (an error event after so many tokens),
-`logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_mode` (it says that sleeping
+`set_faults` (`POST /fake/faults`) sets misbehavior: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
+`drop_after` (the connection breaks after this many tokens), `stale_reload` (a reload succeeds and changes nothing), `stall`
+(no more tokens), `load_s` (the duration of a load), `fail_load`, `fail_after` (an error event after this many tokens),
+`logprob_noise`, `endless` (replies end at their `max_tokens`), `sick` (`/health` fails), `sleep_mode` (it reports that sleeping
 frees its memory), `sleep_s` (the time that falling asleep takes), `wake_s`, `fail_sleep`, `fail_wake`.
 
-`hold_after` is a barrier: a request stops before the token after so many, until it is aborted or the barrier moves. `arrived`
+`hold_after` is a barrier: a request stops after this many tokens, until it is aborted or the barrier moves. `arrived`
 waits for requests at it (`held` counts them), and `release` lets them go; so a test can act when it knows what runs. `hold_load`
 is a barrier for loads: none begins to take weights before it is removed; `hold_receive` one for transfers (`transfer`).
 
@@ -45,11 +45,11 @@ END_CHANCE = 1 / 24
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The engine's misbehaviour; the defaults are none."""
+    """The engine's misbehavior; the defaults are none."""
 
     delay_s: float = 0.0
     slots: int = 0
-    """Requests that are sampled at once; those beyond wait in the engine's queue. 0: any number."""
+    """Requests that are sampled concurrently; the rest wait in the engine's queue. 0: any number."""
     lag_s: float = 0.0
     drop_after: int = 0
     stale_reload: bool = False
@@ -121,9 +121,9 @@ class Fingerprint:
 
 
 def _draw(
-    weights_id: str, seen: Fingerprint, previous: int, seed: int | None, stop: Sequence[int]
+    weights_id: str, fingerprint: Fingerprint, previous: int, seed: int | None, stop: Sequence[int]
 ) -> tuple[int, float]:
-    key = f"{weights_id}:{seed}:{seen}".encode()
+    key = f"{weights_id}:{seed}:{fingerprint}".encode()
     draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
     chance = (draw >> 40) / 2**24
     token = stop[0] if stop and chance < END_CHANCE else (draw >> 8) % VOCABULARY
@@ -145,10 +145,10 @@ class FakeEngine:
         self.images: set[str] = set()
         """The hashes of the images that it was sent since its caches were emptied."""
         self.adapters: dict[str, tuple[str, Block | None]] = {}
-        """The identity and the block of each adapter that requests can ask for, by its name."""
+        """The identity and the block of each adapter that requests can request, by its name."""
         self._workers: dict[int, tuple[str, Block | None]] = {}
         """The adapters that were loaded, by their numbers. Like vLLM's workers, it keeps one whose name is forgotten."""
-        self._take(weights)
+        self._install(weights)
         self.label = "default"
         self._loading = asyncio.Lock()
         self.faults = faults or Faults()
@@ -195,7 +195,7 @@ class FakeEngine:
             await self._changed.wait()
 
     def hold_after(self, tokens: int) -> None:
-        """Put the barrier there: requests that have sampled as many tokens stop, and those before it go on."""
+        """Set the barrier: requests that have sampled this many tokens stop, and those before it continue."""
         self.set_faults({"hold_after": tokens})
 
     def release(self) -> None:
@@ -211,7 +211,7 @@ class FakeEngine:
         self._set_paused(True)
 
     def clear_cache(self) -> None:
-        """Forgets every prefix."""
+        """Forget every prefix."""
         self._cache.clear()
         self.images.clear()
 
@@ -220,7 +220,7 @@ class FakeEngine:
         self._set_paused(False)
 
     def abort(self, request_ids: Sequence[str]) -> int:
-        """End requests; answers how many there were."""
+        """End requests; return how many there were."""
         found = [self._requests[name] for name in request_ids if name in self._requests]
         for request in found:
             request.aborted = True
@@ -232,10 +232,10 @@ class FakeEngine:
         async with self._loading:
             await self._may_load()
             if not self.faults.stale_reload:
-                self._take(weights)
+                self._install(weights)
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load an adapter beside what runs, unless a fault forbids it."""
+        """Load an adapter while requests run, unless a fault forbids it."""
         async with self._loading:
             await self._may_load()
             own = (self.weights_id, self.block)
@@ -250,13 +250,13 @@ class FakeEngine:
         return set(self._workers)
 
     def remove_adapter(self, number: int) -> bool:
-        """Take an adapter out of the workers; answers whether they had it."""
+        """Take an adapter out of the workers; return whether they had it."""
         return self._workers.pop(number, None) is not None
 
     def _of(self, model: str | None) -> tuple[str, Block | None]:
         """Return the identity and the block of an adapter, or of the engine's own weights.
 
-        Beside adapters these cannot be had: like vLLM's CPU build, the engine puts the last adapter on requests without one.
+        Its own weights cannot be used once it has adapters: like vLLM's CPU build, it runs such requests with the last adapter.
         """
         last = list(self._workers.values())[-1:]
         return self.adapters.get(model or "", *last or [(self.weights_id, self.block)])
@@ -312,14 +312,14 @@ class FakeEngine:
         self.asleep = 0
 
     def awake(self) -> bool:
-        """Return true if the engine can do what it is asked for; counts it otherwise."""
+        """Return true if the engine can do what is requested; count it otherwise."""
         self.refused += self.asleep > 0
         return not self.asleep
 
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yield one choice a token, the last with its finish reason."""
         name = body.get("request_id") or f"request-{id(body)}"
-        context = self._seen(body)
+        context = self._context(body)
         self._requests[name] = request = _Request(context)
         if self._log is not None:
             self._log.ask(name, context)
@@ -334,7 +334,7 @@ class FakeEngine:
                 if self.faults.slots:
                     self._wake()
 
-    def _seen(self, body: dict[str, Any]) -> list[int]:
+    def _context(self, body: dict[str, Any]) -> list[int]:
         """Return the context of a request: in place of an image's placeholders numbers that depend on the image.
 
         Like vLLM, fails a request that names an image which the engine does not have.
@@ -362,18 +362,18 @@ class FakeEngine:
     ) -> AsyncIterator[dict[str, Any]]:
         stop, limit = params.get("stop_token_ids") or [], params.get("max_tokens", 16)
         least = params.get("min_tokens") or 0
-        seen, adapter = Fingerprint(context), self.adapters.get(model or "")
+        fingerprint, adapter = Fingerprint(context), self.adapters.get(model or "")
         while True:
             await self._turn(request)
             if request.aborted:
                 yield _choice([], [], "abort", request)
                 return
-            asked = {**params, "stop_token_ids": []} if request.sampled < least else params
-            token, logprob = self._next(context, seen, asked, *(adapter or self._of(None)))
+            sampling = {**params, "stop_token_ids": []} if request.sampled < least else params
+            token, logprob = self._next(context, fingerprint, sampling, *(adapter or self._of(None)))
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)
-            seen.add(token)
+            fingerprint.add(token)
             self.sampled += 1
             request.count(self.label)
             if self.faults.drop_after and request.sampled > self.faults.drop_after:
@@ -411,7 +411,7 @@ class FakeEngine:
     def _next(
         self,
         context: Sequence[int],
-        seen: Fingerprint,
+        fingerprint: Fingerprint,
         params: dict[str, Any],
         weights_id: str,
         block: Block | None,
@@ -420,7 +420,7 @@ class FakeEngine:
             token = block.next(context)
             return token, _logprob(weights_id, block, context[-1], token)
         stop = () if self.faults.endless else params.get("stop_token_ids") or ()
-        return _draw(weights_id, seen, context[-1], params.get("seed"), stop)
+        return _draw(weights_id, fingerprint, context[-1], params.get("seed"), stop)
 
     async def score(self, ids: Sequence[int], model: str | None = None) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` in vLLM's form. `model`: the adapter's name."""
@@ -439,7 +439,7 @@ class FakeEngine:
         self.transfer.hold(self.faults.hold_receive)
         self._wake()
 
-    def _take(self, weights: str) -> None:
+    def _install(self, weights: str) -> None:
         catch(weights)
         self.weights_id = identity(weights)
         self.block = Block.read(weights)

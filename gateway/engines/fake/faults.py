@@ -14,7 +14,7 @@ import orjson
 
 
 def catch(weights: str) -> None:
-    """Falls ill of a checkpoint directory, unless it is sound."""
+    """Fall ill of a checkpoint directory, unless it is sound."""
     file = Path(weights) / "faults.json"
     if not file.exists():
         return

@@ -38,7 +38,7 @@ def check_grammar(kind: str, value: str) -> None:
 
 
 def _check_rules(grammar: str) -> None:
-    """A rule is `name ::= ...` in EBNF, and `name: ...` in Lark's form."""
+    """Raise ValueError for a grammar without a rule: `name ::= ...` in EBNF, `name: ...` in Lark's form."""
     if not re.search(r"^\s*\w+\s*:", grammar, re.MULTILINE):
         raise ValueError("Invalid grammar specification.")
 

@@ -7,7 +7,7 @@ One line of JSON for each event, written by one system call before the token lea
     [mark, token, request's name]                    a token, sampled by the weights of the last `load`
 
 A token's log-probability is its mark's (`logprob_of`), and no mark is used twice. So the log-probability, as 32 bits, identifies
-the sampling, whatever the request was called and whoever carried it.
+the sampling, whatever the request's name and path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 MARKS = 2**24
-"""Marks from 1 to this can be told apart as 32-bit floating-point numbers."""
+"""Marks from 1 to this are distinct as 32-bit floating-point numbers."""
 
 
 def logprob_of(mark: int) -> float:
@@ -36,15 +36,14 @@ class SampleLog:
         self._mark = first - 1
 
     def load(self, weights: str) -> None:
-        """These weights sample from now on."""
+        """Log the weights that sample from now on."""
         self._write({"load": weights})
 
     def ask(self, request: str, prompt: Sequence[int]) -> None:
-        """A request has come."""
         self._write({"ask": request, "prompt": list(prompt)})
 
     def sampled(self, request: str, token: int) -> float:
-        """A token was sampled; answers its log-probability."""
+        """Log a sampled token. Return its log-probability."""
         self._mark += 1
         if self._mark > MARKS:
             raise RuntimeError("the marks of this engine are used up")

@@ -21,7 +21,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Control = Callable[[str, dict[str, str], dict[str, Any]], Awaitable[tuple[int, Any]]]
 """Path, query and body to status and answer."""
 Respond = Callable[[dict[str, Any], Send], Awaitable[None]]
-"""Answers the body of a generation; cancelled when the client goes away."""
+"""Return the body of a generation; cancelled when the client disconnects."""
 
 
 def create_app(
@@ -31,7 +31,7 @@ def create_app(
     control: Control,
     metrics: Callable[[FakeEngine], str],
 ) -> App:
-    """Return a bare ASGI application: `respond` answers the path `generate`, `metrics` /metrics, and `control` every other."""
+    """Return a bare ASGI application: `respond` serves the path `generate`, `metrics` /metrics, and `control` the rest."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -55,7 +55,7 @@ def create_app(
 
 
 async def answer(send: Send, status: int, value: Any) -> None:
-    """A whole answer, a text as it is and anything else in JSON; None is an empty one."""
+    """Return a complete HTTP response: a text as it is, anything else as JSON; None is an empty one."""
     plain = isinstance(value, str)
     headers = [(b"content-type", b"text/plain; version=0.0.4" if plain else b"application/json")]
     body = b"" if value is None else value.encode() if plain else orjson.dumps(value)
@@ -64,48 +64,47 @@ async def answer(send: Send, status: int, value: Any) -> None:
 
 
 async def begin_events(send: Send) -> None:
-    """The head of a stream of events."""
+    """Return the head of a stream of events."""
     headers = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def send_event(send: Send, value: Any) -> None:
-    """One event."""
     event = b"data: " + orjson.dumps(value) + b"\n\n"
     await send({"type": "http.response.body", "body": event, "more_body": True})
 
 
 async def end_events(send: Send) -> None:
-    """The end of a stream of events."""
+    """Return the end of a stream of events."""
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
 def no_such_path(path: str) -> tuple[int, Any]:
-    """The answer to what the API does not have."""
+    """Return the response to an unknown route."""
     return 404, {"error": {"message": f"no such path: {path}"}}
 
 
 async def gathered(
     engine: FakeEngine, body: dict[str, Any], *, first_at_once: bool = False
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Choices as they are sent: `stream_interval` tokens in one."""
+    """Yield the choices as they are sent: `stream_interval` tokens in one."""
     interval = body["sampling_params"].get("stream_interval") or 1
     wanted = 1 if first_at_once else interval
     source = _late(engine, body) if engine.faults.lag_s else engine.generate(body)
-    held: dict[str, Any] | None = None
+    pending: dict[str, Any] | None = None
     async with aclosing(source) as choices:  # type: ignore[type-var]
         async for choice in choices:
-            if held is not None:
-                choice["token_ids"] = held["token_ids"] + choice["token_ids"]
-                choice["logprobs"]["content"] = held["logprobs"]["content"] + choice["logprobs"]["content"]
-            held = choice
+            if pending is not None:
+                choice["token_ids"] = pending["token_ids"] + choice["token_ids"]
+                choice["logprobs"]["content"] = pending["logprobs"]["content"] + choice["logprobs"]["content"]
+            pending = choice
             if choice["finish_reason"] or len(choice["token_ids"]) >= wanted:
                 yield choice
-                held, wanted = None, interval
+                pending, wanted = None, interval
 
 
 async def _late(engine: FakeEngine, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-    """Delays sampled tokens by the fault `lag_s`; sampling does not wait for it."""
+    """Delay sampled tokens by the fault `lag_s`; sampling does not wait for it."""
     sampled: asyncio.Queue[tuple[float, dict[str, Any]]] = asyncio.Queue()
     sampler = asyncio.create_task(_sample_into(sampled, engine, body), name="fake-engine-sampler")
     try:
@@ -131,7 +130,7 @@ async def _sample_into(
 async def _next_of(
     late: asyncio.Queue[tuple[float, dict[str, Any]]], sampler: asyncio.Task[None]
 ) -> tuple[float, dict[str, Any]]:
-    """Return the next choice; raises what ended the sampler, once everything that it sampled was sent."""
+    """Return the next choice; raise what ended the sampler, once everything that it sampled was sent."""
     while late.empty() and not sampler.done():
         getter = asyncio.ensure_future(late.get())
         await asyncio.wait({getter, sampler}, return_when=asyncio.FIRST_COMPLETED)
@@ -159,16 +158,16 @@ def _fake_control(engine: FakeEngine, path: str, values: dict[str, Any]) -> tupl
 
 
 async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
-    gone = asyncio.create_task(_disconnected(receive), name="fake-engine-disconnect")
+    disconnected = asyncio.create_task(_disconnected(receive), name="fake-engine-disconnect")
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({gone, task}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({disconnected, task}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
     finally:
-        gone.cancel()
+        disconnected.cancel()
         task.cancel()
-        await asyncio.gather(gone, task, return_exceptions=True)
+        await asyncio.gather(disconnected, task, return_exceptions=True)
 
 
 async def _body(receive: Receive) -> bytes:

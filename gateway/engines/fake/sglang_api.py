@@ -1,4 +1,4 @@
-"""SGLang's API in front of a fake engine, with the behaviours of 0.5.23 that an adapter must handle (`gateway/engines/sglang.py`
+"""SGLang's API in front of a fake engine, with the behavior of 0.5.23 that an adapter must handle (`gateway/engines/sglang.py`
 lists them). The fake engine stands for SGLang's scheduler, `_Server` for what is in front of the scheduler.
 """
 
@@ -115,7 +115,7 @@ class _Server:
         self._engine.abort(names)
 
     async def _flush(self, timeout_s: float) -> bool:
-        """Clear the cache when nothing runs; what is queued counts only where a time-out says that it may be waited for."""
+        """Clear the cache when nothing runs; queued requests count only where a time-out allows waiting for them."""
 
         await self._until(lambda: not self._engine.running, timeout_s)
         queued = self._engine.paused and not timeout_s
@@ -160,7 +160,7 @@ class _Server:
             self._known.discard(rid)
 
     async def respond(self, body: dict[str, Any], send: Send) -> None:
-        """A generation."""
+        """Serve a generation."""
         if not self._engine.awake():
             await answer(send, 503, {"error": {"message": "the memory is released"}})
             return
@@ -236,7 +236,7 @@ _GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "ebnf", "structura
 
 
 def _native(body: dict[str, Any]) -> dict[str, Any]:
-    """A request as the fake engine takes it, in vLLM's form."""
+    """Return a request in vLLM's form, which the fake engine uses."""
     params = body["sampling_params"]
     return {
         "request_id": body.get("rid"),

@@ -37,7 +37,7 @@ class Transfer:
             self._moved.notify_all()
 
     async def receive(self, join: dict[str, Any]) -> None:
-        """Begins to receive a version; needs torch."""
+        """Begin to receive a version; needs torch."""
         wire = await asyncio.to_thread(
             import_module, _WIRE
         )  # torch takes seconds, in which an engine goes on

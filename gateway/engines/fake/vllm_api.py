@@ -138,7 +138,7 @@ async def _control(
 
 
 async def _called(engine: FakeEngine, values: dict[str, Any]) -> Any:
-    """Return a worker's answer to a call of one of its methods; vLLM makes a text of what is no object."""
+    """Return a worker's answer to a call of one of its methods; vLLM converts anything but an object to a text."""
     match values["method"]:
         case "list_loras":
             return str(engine.list_adapters())
@@ -154,7 +154,7 @@ async def _called(engine: FakeEngine, values: dict[str, Any]) -> Any:
 
 
 async def _update(engine: FakeEngine, path: str, values: dict[str, Any]) -> None:
-    """An update begins once, and a failure ends it, as in vLLM's workers."""
+    """Check that an update begins once, and end it on a failure, as vLLM's workers do."""
     if engine.transfer.active == (path == "/start_weight_update"):
         raise RuntimeError(
             f"{path}: an update is {'already active' if engine.transfer.active else 'not active'}"

@@ -21,7 +21,7 @@ from headgate.client.sandboxes.base import (
     SandboxUnavailable,
 )
 from headgate.client.sandboxes.gateway_socket import GatewaySocket
-from headgate.client.sandboxes.usage import Watch
+from headgate.client.sandboxes.usage import UsageWatch
 from headgate.processes.child import start_group
 from headgate.processes.lines import kill_group, start_worker
 
@@ -35,7 +35,7 @@ class SandboxRunner:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._watch = Watch(sandbox.limits)
+        self._watch = UsageWatch(sandbox.limits)
         self._socket = GatewaySocket()
 
     async def open(self) -> None:

@@ -1,6 +1,6 @@
 """The use of memory, CPU and processes by a process and its descendants, from `/proc`, compared with the limits.
 
-`Watch` owns one task for all watched processes, since each check reads the whole of `/proc`.
+`UsageWatch` owns one task for all watched processes, since each check reads the whole of `/proc`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def excess(processes: list[Process], limits: Limits) -> Excess | None:
     return None
 
 
-class Watch:
+class UsageWatch:
     """Checks the trees of watched processes five times a second."""
 
     def __init__(self, limits: Limits) -> None:

@@ -39,8 +39,8 @@ class Gate:
 
     def open(self, task: str, agent: str | None = None) -> Episode:
         """A new episode; `agent`: whose key reaches it too."""
-        asked = {"task_id": task, "mode": "eval", "agent": agent}
-        opened = _json(f"{self.gateway}/admin/v1/episodes", asked)
+        body = {"task_id": task, "mode": "eval", "agent": agent}
+        opened = _json(f"{self.gateway}/admin/v1/episodes", body)
         return Episode(self, opened["episode_id"], opened["base_url"], opened["api_key"])
 
     def errors(self) -> dict[str, str]:
@@ -78,7 +78,7 @@ class Episode:
         return nodes
 
     def check(self, turns: int | None = None) -> None:
-        """The record is what the engine was given and what it said, for every turn; and there are so many turns."""
+        """Check that the record of every turn is what the engine got and sampled, and that there are `turns` turns."""
         nodes = self.nodes()
         sampled = [node for node in nodes if node["sampled"]]
         if turns is not None:
@@ -88,7 +88,7 @@ class Episode:
             path, ids = _path_to(nodes, node), node["ids"]
             assert ids
             assert any(
-                kept["prompt"] == path and kept["said"][: len(ids)] == ids for kept in known.values()
+                kept["prompt"] == path and kept["sampled"][: len(ids)] == ids for kept in known.values()
             ), f"the engine was never given the path to node {node['index']} of {self.id}"
 
 

@@ -74,12 +74,12 @@ def test_a_stream(client: Any) -> None:
 def test_a_conversation_with_a_tool_is_one_trajectory(client: Any, episode: Episode, streamed: bool) -> None:
     messages: list[Any] = [user(WEATHER)]
     for _ in range(2):
-        asked: Any = {"model": MODEL, "max_tokens": 500, "tools": [TOOL], "messages": messages}
+        body: Any = {"model": MODEL, "max_tokens": 500, "tools": [TOOL], "messages": messages}
         if streamed:
-            with client.messages.stream(**asked) as stream:
+            with client.messages.stream(**body) as stream:
                 answer = stream.get_final_message()
         else:
-            answer = client.messages.create(**asked)
+            answer = client.messages.create(**body)
         messages.append({"role": "assistant", "content": answer.content})
         uses = [block for block in answer.content if block.type == "tool_use"]
         if uses:

@@ -34,9 +34,9 @@ def hello(text: str = "hello") -> list[Any]:
 
 
 async def test_a_reply_with_its_usage(client: Any, episode: Episode) -> None:
-    said = await client.create(hello())
-    assert said.content == HELLO
-    assert said.usage.completion_tokens > 0
+    reply = await client.create(hello())
+    assert reply.content == HELLO
+    assert reply.usage.completion_tokens > 0
     episode.check(turns=1)
 
 

@@ -1,4 +1,4 @@
-"""Coding agents from npm, unmodified: each mends a repository with its own tools, started as its page in docs/agents says.
+"""Coding agents from npm, unmodified: each fixes a repository with its own tools, by the script of its page.
 
 The script in a page is the agent, as the driver would start it: base URL, key and task in its environment. The scripted engine
 speaks the agent's tools. The repository's test fails before and passes afterwards, so the reward is the agent's work.
@@ -25,9 +25,9 @@ from tests.harness.fences import fences
 TIMEOUT_S = 240
 ENDED_S = 120
 """Seconds within which the processes that an agent started must have ended: some end a moment after the agent."""
-SAID = "Mended: Grüße, 世界."
+REPLY = "Fixed: Grüße, 世界."
 HERE = "<<[Ww]orking (?:in the )?[Dd]irectory: (/[A-Za-z0-9/._-]+)>>"
-"""The folder that the agent tells its model of."""
+"""The folder that the agent names to its model."""
 SED = {"cmd": "sed -i s/-/+/ sums.py"}
 HEADERS = 'ANTHROPIC_CUSTOM_HEADERS="X-Headgate-Episode: $EPISODE"'
 COMPACT = "claude --print --continue --verbose --output-format stream-json /compact >&2"
@@ -71,12 +71,12 @@ CALLS: dict[str, list[tuple[str, dict[str, object]]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_it_mends_a_file_and_its_record_is_one_path(
+def test_it_fixes_a_file_and_its_record_is_one_path(
     name: str, gate: Gate, episode: Episode, tmp_path: Path
 ) -> None:
     refused = gate.errors()
     output = worked(script(name), name, episode, tmp_path)
-    assert SAID in output, output
+    assert REPLY in output, output
     assert gate.errors() == refused, output
     episode.check(turns=len(CALLS[name]) + 1)
     nodes = episode.nodes()
@@ -86,11 +86,11 @@ def test_it_mends_a_file_and_its_record_is_one_path(
 
 @pytest.mark.parametrize("name", ["claude-code"])
 def test_it_names_its_episode_by_a_header(name: str, gate: Gate, tmp_path: Path) -> None:
-    """For one key that several episodes share: nothing else in its requests says whose they are."""
+    """For one key that several episodes share: nothing else in its requests identifies them."""
     episode = gate.open("named", AGENT)
     text = script(name).replace("claude --print", f"export {HEADERS}\nclaude --print")
     shared = replace(episode, api_key=AGENT_KEY)
-    assert SAID in worked(text.replace("$EPISODE", episode.id), name, shared, tmp_path)
+    assert REPLY in worked(text.replace("$EPISODE", episode.id), name, shared, tmp_path)
     episode.check(turns=len(CALLS[name]) + 1)
 
 
@@ -99,16 +99,16 @@ def test_opencodes_request_for_a_title_is_a_conversation_of_its_own(
 ) -> None:
     refused = gate.errors()
     text = script("opencode").replace(" --title episode", "")
-    assert SAID in worked(text, "opencode", episode, tmp_path)
+    assert REPLY in worked(text, "opencode", episode, tmp_path)
     assert gate.errors() == refused
     episode.check(turns=len(CALLS["opencode"]) + 2)
     nodes = episode.nodes()
-    last = max(node["index"] for node in nodes if node["sampled"] and SAID in node["text"])
+    last = max(node["index"] for node in nodes if node["sampled"] and REPLY in node["text"])
     path = [last]
     while nodes[path[-1]]["parent"] >= 0:
         path.append(nodes[path[-1]]["parent"])
-    beside = [node for node in nodes if node["sampled"] and node["index"] not in path]
-    assert len(beside) == 1
+    others = [node for node in nodes if node["sampled"] and node["index"] not in path]
+    assert len(others) == 1
 
 
 @pytest.mark.parametrize("name", ["claude-code"])
@@ -134,7 +134,7 @@ def script(name: str) -> str:
 
 
 def worked(text: str, name: str, episode: Episode, work: Path) -> str:
-    """Runs an agent's script on a repository with a mistake; answers what it wrote. Fails if the repository's test then fails."""
+    """Run an agent's script on a repository with a mistake, and return its output. Fails if the repository's test then fails."""
     repository = work / "repository"
     repository.mkdir()
     (repository / "sums.py").write_text("def add(a, b):\n    return a - b\n")
@@ -142,7 +142,7 @@ def worked(text: str, name: str, episode: Episode, work: Path) -> str:
         "from sums import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
     )
     lines = [f"SCRIPT: {tool} {json.dumps(arguments)}" for tool, arguments in CALLS[name]]
-    task = "\n".join(["Mend the sum.", *lines, f"SCRIPT: {SAID}"])
+    task = "\n".join(["Fix the sum.", *lines, f"SCRIPT: {REPLY}"])
     path = [CODING / "node_modules" / ".bin", ROOT / ".venv" / "bin", Path(sys.executable).parent]
     env = {
         "PATH": os.pathsep.join([*map(str, path), os.environ["PATH"]]),
@@ -164,7 +164,7 @@ def worked(text: str, name: str, episode: Episode, work: Path) -> str:
 
 
 def gone(work: Path) -> None:
-    """Fails if an agent leaves a process behind: in a training run there would be one more for every episode."""
+    """Fail if an agent leaves a process behind: in a training run there would be one more for every episode."""
     for process, command in started_in(work):
         with suppress(ProcessLookupError):  # it has ended
             handle = os.pidfd_open(process)
@@ -178,7 +178,7 @@ def started_in(work: Path) -> Iterator[tuple[int, str]]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command, environment = [(process / name).read_bytes() for name in ("cmdline", "environ")]
-        except OSError:  # it ended meanwhile, or is another user's
+        except OSError:  # it has ended, or is another user's
             continue
         if str(work).encode() in command + environment:
             yield int(process.name), command.replace(b"\0", b" ").decode()

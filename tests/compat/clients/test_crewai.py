@@ -35,7 +35,7 @@ def test_a_reply(llm: Any, episode: Episode) -> None:
 
 def test_a_crew_with_a_tool(llm: Any, episode: Episode) -> None:
     agent = Agent(
-        role="forecaster", goal="Tell the weather.", backstory="You know it.", llm=llm, tools=[get_weather]
+        role="forecaster", goal="Report the weather.", backstory="You know it.", llm=llm, tools=[get_weather]
     )
     task = Task(description=WEATHER, expected_output="One sentence.", agent=agent)
     done = Crew(agents=[agent], tasks=[task]).kickoff()

@@ -24,7 +24,7 @@ def get_weather(city: str) -> dict[str, str]:
     return {"weather": SUNNY}
 
 
-async def said(episode: Episode, text: str, tools: list[Any], streamed: bool = False) -> str:
+async def reply_to(episode: Episode, text: str, tools: list[Any], streamed: bool = False) -> str:
     model = LiteLlm(
         model=f"openai/{MODEL}", api_base=episode.base_url, api_key=episode.api_key, num_retries=0
     )
@@ -43,12 +43,12 @@ async def said(episode: Episode, text: str, tools: list[Any], streamed: bool = F
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_a_reply(episode: Episode, streamed: bool) -> None:
-    assert await said(episode, "hello", [], streamed) == HELLO
+    assert await reply_to(episode, "hello", [], streamed) == HELLO
     episode.check(turns=1)
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_an_agent_with_a_tool_is_one_trajectory(episode: Episode, streamed: bool) -> None:
-    assert SUNNY in await said(episode, WEATHER, [get_weather], streamed)
+    assert SUNNY in await reply_to(episode, WEATHER, [get_weather], streamed)
     episode.check(turns=2)
     assert [node["parent"] for node in episode.nodes()] == [-1, 0, 1, 2]

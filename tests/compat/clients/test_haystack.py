@@ -21,9 +21,9 @@ def generator(request: pytest.FixtureRequest, episode: Episode) -> Any:
 
 
 def test_a_reply_with_its_usage(generator: Any, episode: Episode) -> None:
-    [said] = generator.run([ChatMessage.from_user("hello")])["replies"]
-    assert said.text == HELLO
-    assert said.meta["usage"]
+    [reply] = generator.run([ChatMessage.from_user("hello")])["replies"]
+    assert reply.text == HELLO
+    assert reply.meta["usage"]
     episode.check(turns=1)
 
 

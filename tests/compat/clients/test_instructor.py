@@ -22,7 +22,7 @@ def client_of(episode: Episode, mode: Any) -> Any:
     return instructor.from_openai(client, mode=mode)
 
 
-def asked(client: Any, text: str, retries: int = 0) -> dict[str, Any]:
+def extract(client: Any, text: str, retries: int = 0) -> dict[str, Any]:
     messages: Any = [{"role": "user", "content": text}]
     person = client.chat.completions.create(
         model=MODEL, response_model=Person, messages=messages, max_retries=retries
@@ -33,13 +33,13 @@ def asked(client: Any, text: str, retries: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA])
 def test_a_typed_reply(mode: Any, episode: Episode) -> None:
-    assert asked(client_of(episode, mode), ADA) == {"name": "Ada", "age": 36}
+    assert extract(client_of(episode, mode), ADA) == {"name": "Ada", "age": 36}
     episode.check(turns=1)
 
 
-def test_a_reply_that_does_not_fit_is_asked_for_again(episode: Episode) -> None:
+def test_a_reply_that_does_not_fit_is_requested_again(episode: Episode) -> None:
     text = f"""{ADA}
 SCRIPT: Person {{"name": "Ada", "age": "unknown"}}
 SCRIPT: Person {{"name": "Ada", "age": 36}}"""
-    assert asked(client_of(episode, instructor.Mode.TOOLS), text, 2) == {"name": "Ada", "age": 36}
+    assert extract(client_of(episode, instructor.Mode.TOOLS), text, 2) == {"name": "Ada", "age": 36}
     episode.check(turns=2)

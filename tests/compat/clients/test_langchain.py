@@ -63,6 +63,6 @@ class TestResponsesStandard(TestChatStandard):
 
 def test_log_probabilities_reach_the_message(episode: Episode) -> None:
     model = ChatOpenAI(model=NAME, base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
-    said = model.bind(logprobs=True).invoke("hello")
-    assert said.content == HELLO
-    assert len(said.response_metadata["logprobs"]["content"]) == len(HELLO) + 1
+    reply = model.bind(logprobs=True).invoke("hello")
+    assert reply.content == HELLO
+    assert len(reply.response_metadata["logprobs"]["content"]) == len(HELLO) + 1

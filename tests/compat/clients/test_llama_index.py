@@ -19,8 +19,8 @@ def llm(episode: Episode) -> Any:
 
 
 async def test_a_reply(llm: Any, episode: Episode) -> None:
-    said = await llm.achat([ChatMessage(role="user", content="hello")])
-    assert said.message.content == HELLO
+    reply = await llm.achat([ChatMessage(role="user", content="hello")])
+    assert reply.message.content == HELLO
     episode.check(turns=1)
 
 

@@ -19,7 +19,7 @@ def get_weather(city: str) -> str:
 '''
 
 
-def asked(episode: Episode, folder: Path, *options: str) -> str:
+def prompt(episode: Episode, folder: Path, *options: str) -> str:
     """Return what the program prints; `folder`: its configuration."""
     (folder / "extra-openai-models.yaml").write_text(
         f"- model_id: {MODEL}\n  model_name: {MODEL}\n  api_base: {episode.base_url}\n  api_key_name: headgate\n"
@@ -36,13 +36,13 @@ def asked(episode: Episode, folder: Path, *options: str) -> str:
 
 @pytest.mark.parametrize("options", [["--no-stream"], []], ids=["whole", "streamed"])
 def test_a_reply(episode: Episode, tmp_path: Path, options: list[str]) -> None:
-    assert asked(episode, tmp_path, "hello", *options) == HELLO
+    assert prompt(episode, tmp_path, "hello", *options) == HELLO
     episode.check(turns=1)
 
 
 @pytest.mark.parametrize("options", [["--no-stream"], []], ids=["whole", "streamed"])
 def test_a_tool_is_one_trajectory(episode: Episode, tmp_path: Path, options: list[str]) -> None:
-    said = asked(episode, tmp_path, WEATHER, "--functions", TOOL, *options)
-    assert said == f"The answer is {SUNNY}."
+    reply = prompt(episode, tmp_path, WEATHER, "--functions", TOOL, *options)
+    assert reply == f"The answer is {SUNNY}."
     episode.check(turns=2)
     assert [node["parent"] for node in episode.nodes()] == [-1, 0, 1, 2]

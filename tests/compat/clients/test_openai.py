@@ -49,7 +49,7 @@ def async_client(episode: Episode) -> Any:
 
 
 def test_one_client_and_key_name_the_episode_of_each_call_by_a_header(gate: Gate) -> None:
-    """Both say the same, so nothing but the header tells their calls apart."""
+    """Both send the same, so only the header distinguishes their calls."""
     opened = [gate.open("named", AGENT) for _ in range(2)]
     with openai.OpenAI(base_url=opened[0].base_url, api_key=AGENT_KEY, max_retries=0) as client:
         for turns in (1, 2):
@@ -175,7 +175,7 @@ class TestChat:
             presence_penalty=-0.5,
             logit_bias={"65": -100},
             max_completion_tokens=5,
-            stop=["never said"],
+            stop=["never sampled"],
         )
         assert answer.choices[0].finish_reason == "length"
         assert answer.choices[0].message.content == HELLO[:5]

@@ -84,7 +84,7 @@ async def test_a_typed_output(model: Any) -> None:
 async def test_errors_are_the_sdks_own(model: Any) -> None:
     model.model = "no-such-model"
     with pytest.raises(openai.NotFoundError):
-        await agents.Runner.run(agents.Agent(name="nobody", model=model), "hello")
+        await agents.Runner.run(agents.Agent(name="unknown", model=model), "hello")
     model.model = MODEL
     settings = agents.ModelSettings(temperature=9)
     with pytest.raises(openai.BadRequestError):

@@ -30,9 +30,9 @@ def model_of(episode: Episode, name: str = MODEL, **kwargs: Any) -> Any:
 
 
 def test_a_reply_with_its_usage(episode: Episode) -> None:
-    said = model_of(episode).generate([{"role": "user", "content": [{"type": "text", "text": "hello"}]}])
-    assert said.content == HELLO
-    assert said.token_usage.output_tokens > 0
+    reply = model_of(episode).generate([{"role": "user", "content": [{"type": "text", "text": "hello"}]}])
+    assert reply.content == HELLO
+    assert reply.token_usage.output_tokens > 0
     episode.check(turns=1)
 
 

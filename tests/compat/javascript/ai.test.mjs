@@ -42,8 +42,8 @@ for (const [name, modelOf] of Object.entries(PROVIDERS)) {
   for (const streamed of [false, true]) {
     test(`${name}: tools are one path${streamed ? ", streamed" : ""}`, async (t) => {
       const episode = await open(t.name);
-      const asked = { model: modelOf(episode), prompt: WEATHER, tools: { get_weather }, stopWhen: stepCountIs(4), maxRetries: 0 };
-      const text = streamed ? await gathered(streamText(asked).textStream) : (await generateText(asked)).text;
+      const request = { model: modelOf(episode), prompt: WEATHER, tools: { get_weather }, stopWhen: stepCountIs(4), maxRetries: 0 };
+      const text = streamed ? await gathered(streamText(request).textStream) : (await generateText(request)).text;
       assert.equal(text, ANSWER);
       await check(episode, 2);
     });

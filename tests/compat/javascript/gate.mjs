@@ -24,7 +24,7 @@ export async function open(task) {
   return { id: opened.episode_id, baseURL: opened.base_url, root: GATEWAY, apiKey: opened.api_key };
 }
 
-/** The record has so many turns on one path, and each is what the engine was given and what it said. */
+/** Check that the record has this number of turns on one path, each with what the engine got and sampled. */
 export async function check(episode, turns) {
   const { nodes } = await json(`${GATEWAY}/admin/v1/episodes/${episode.id}/trajectory`);
   const sampled = nodes.filter((node) => node.sampled);
@@ -34,7 +34,7 @@ export async function check(episode, turns) {
     const known = Object.values(await json(`${ENGINE}/compat/requests?prefix=${node.call_id}`));
     const path = pathTo(nodes, node);
     assert.ok(
-      known.some((kept) => equal(kept.prompt, path) && equal(kept.said.slice(0, node.ids.length), node.ids)),
+      known.some((kept) => equal(kept.prompt, path) && equal(kept.sampled.slice(0, node.ids.length), node.ids)),
       `the engine was never given the path to node ${node.index} of ${episode.id}`,
     );
   }

@@ -45,14 +45,14 @@ for (const [name, modelOf] of Object.entries(MODELS)) {
     test(`${name}: an agent with a tool is one path${streamed ? ", streamed" : ""}`, async (t) => {
       const episode = await open(t.name);
       const agent = createReactAgent({ llm: modelOf(episode), tools: [get_weather] });
-      const asked = { messages: [{ role: "user", content: WEATHER }] };
+      const input = { messages: [{ role: "user", content: WEATHER }] };
       let state;
       if (streamed) {
-        for await (const [mode, part] of await agent.stream(asked, { streamMode: ["messages", "values"] })) {
+        for await (const [mode, part] of await agent.stream(input, { streamMode: ["messages", "values"] })) {
           if (mode === "values") state = part;
         }
       } else {
-        state = await agent.invoke(asked);
+        state = await agent.invoke(input);
       }
       assert.equal(state.messages.at(-1).text, ANSWER);
       await check(episode, 2);

@@ -39,7 +39,7 @@ class Agent:
         self._known = known
         self._over = over
         self._random = Random(f"{plan['seed']} agent {number}")
-        self._asked = 0
+        self._questions = 0
         self._journal = Journal(Path(plan["evidence"]) / "agents" / f"agent-{number}.jsonl")
         self._caller = Caller(self._journal, plan["delay_s"])
         self._admin = httpx.AsyncClient(
@@ -165,8 +165,8 @@ class Agent:
         return None
 
     def _name(self) -> str:
-        self._asked += 1
-        return f"{self._number}-{self._asked}"
+        self._questions += 1
+        return f"{self._number}-{self._questions}"
 
     # What is not its own
 

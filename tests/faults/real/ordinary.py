@@ -17,7 +17,7 @@ class Client:
     """One caller, on connections of its own."""
 
     def __init__(self, owner: str, kind: str, key: str, url: str, tags: Tags) -> None:
-        """`kind`: root, agent, episode or nobody."""
+        """Open connections. `kind`: root, agent, episode or stranger."""
         self._owner = owner
         self._kind = kind
         self._tags = tags
@@ -32,7 +32,7 @@ class Client:
             "root": (self._no_episode, self._no_route, self._no_reward, self._no_deletion, self._life),
             "agent": (self._no_model, self._no_answer, self._respond, self._stream),
             "episode": (self._respond, self._stream, self._no_answer),
-            "nobody": (self._refused,),
+            "stranger": (self._refused,),
         }
         async with self._http:
             while not over():
@@ -42,7 +42,7 @@ class Client:
     async def _send(
         self, own: str, method: str, path: str, *statuses: int, repeats: bool = True, **more: Any
     ) -> httpx.Response | None:
-        """`repeats`: the response has the tag."""
+        """Send one request. `repeats`: the response has the tag."""
         kind = f"{self._kind} {method} {path.replace(own, 'TAG')}"
         try:
             response = await self._http.request(method, path, **more)
@@ -66,7 +66,7 @@ class Client:
         await self._send(own, "DELETE", f"/admin/v1/episodes/{own}", 404)
 
     async def _life(self, own: str) -> None:
-        """The response to an opening has no tag; that of the opened episode has."""
+        """Open and end an episode. The response to the opening has no tag; that of the opened episode has."""
         path, body = "/admin/v1/episodes", {"task_id": own, "mode": "eval"}
         opened = await self._send(own, "POST", path, 200, repeats=False, json=body)
         if opened is None or opened.status_code != 200:

@@ -35,7 +35,7 @@ ROOT, PROJECT, AGENTS = (
 _ADMINS, _CALLERS = {ROOT, PROJECT}, {*AGENTS}
 _CLIENTS = (
     *(("root", "root"), ("agent", "a"), ("root", "project")),
-    *(("agent", "b"), ("episode", "episode"), ("nobody", "none")),
+    *(("agent", "b"), ("episode", "episode"), ("stranger", "none")),
 )
 """The kind and the key of each ordinary client."""
 _MUTANT_S = 60.0
@@ -76,7 +76,7 @@ async def fuzz(
 
     async with GatewayClient(follower.url, ROOT) as admin:
         opened = await admin.open_episode("fuzz", mode="eval")
-    keys = {"root": ROOT, "project": PROJECT, "a": AGENTS[0], "b": AGENTS[1], "none": "", "wrong": "nobody"}
+    keys = {"root": ROOT, "project": PROJECT, "a": AGENTS[0], "b": AGENTS[1], "none": "", "wrong": "unknown"}
     keys["episode"] = opened.api_key
     callers = itertools.islice(itertools.cycle(_CLIENTS), clients)
     ordinary = [Client(f"c{n}", kind, keys[key], follower.url, tags) for n, (kind, key) in enumerate(callers)]

@@ -39,7 +39,7 @@ ORDERS = ("rolling", "pull")
 TOKENS = {"fake": 100, "vllm": 1600}
 """The tokens of a long stream, so that it takes some seconds."""
 _WAIT_S = 600.0
-"""The longest that anything may take: an engine is restarted meanwhile, on a machine that may be busy."""
+"""The longest that anything may take: an engine is restarted in between, on a machine that may be busy."""
 _AFTER_FAILURE_S = 0.2
 
 

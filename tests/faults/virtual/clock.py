@@ -15,7 +15,7 @@ _LEAST_S = 1e-6
 
 
 def profile(examples: int, steps: int = 50) -> settings:
-    """Settings for `examples` runs of at most `steps` steps, times `HEADGATE_MACHINES`."""
+    """Return settings for `examples` runs of at most `steps` steps, times `HEADGATE_MACHINES`."""
     times = int(os.environ.get("HEADGATE_MACHINES", "1"))
     unhealthy = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     phases = [Phase.explicit, Phase.reuse, Phase.generate]
@@ -46,7 +46,7 @@ class Clock:
 
 
 class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    """Never waits: where the loop would, it stops, and it is known for how long it would have."""
+    """Never waits: it stops the loop instead, and records how long the loop would have waited."""
 
     loop: VirtualLoop
 
@@ -75,11 +75,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.clock.now
 
     def settle(self) -> None:
-        """Runs until nothing is ready."""
+        """Run until no callback is ready."""
         self.run_forever()
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass, timer by timer."""
+        """Advance time, timer by timer."""
         until = self.clock.now + seconds
         self.settle()
         while self.idle_for is not None and self.clock.now + self.idle_for <= until:
@@ -89,7 +89,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.settle()
 
     def run(self, work: Coroutine[Any, Any, T], limit_s: float = 0.0) -> T:
-        """Runs something to its end, which must come within so many virtual seconds."""
+        """Run `work` to its end, which must come within `limit_s` virtual seconds."""
         task = self.create_task(work)
         self.settle()
         until = self.clock.now + limit_s
@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return task.result()
 
     def end(self) -> None:
-        """Cancels what is left and closes the loop."""
+        """Cancel what is left and close the loop."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         self.settle()

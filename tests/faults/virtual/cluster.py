@@ -170,11 +170,11 @@ class Cluster:
         return task
 
     def running_in(self, name: str) -> list[asyncio.Task[Any]]:
-        """Tasks of a process that have not ended, the oldest first."""
+        """Return the running tasks of a process, the oldest first."""
         return list(self._running.get(name, ()))
 
     def spawn(self, work: Any, context: Context | None = None) -> asyncio.Task[Any]:
-        """A task whose failure is wrong."""
+        """Start a task whose failure is an error of the test."""
         task = self.loop.create_task(work, context=context or Context())
         task.add_done_callback(self._over)
         return task
@@ -186,7 +186,7 @@ class Cluster:
     # Processes
 
     def add(self) -> Process:
-        """One more process."""
+        """Add a process."""
         self._names += 1
         process = Process(self, f"p{self._names}")
         self.processes.append(process)
@@ -207,7 +207,7 @@ class Cluster:
     # What drivers and trainers do
 
     def open_episode(self) -> Opened | None:
-        """A driver opens an episode. None: it was refused."""
+        """Open an episode, as a driver. None: it was refused."""
         self._keys += 1
         key, before = f"key-{self._keys}", list(self.open)
         if (coordinator := self.coordinator) is not None:
@@ -225,13 +225,13 @@ class Cluster:
             self.refused("opening an episode", error, coordinator, "")
             return
         if opened.version < live:
-            detail = f"{opened.episode_id} has V = {opened.version}, and {live} was live"
+            detail = f"{opened.episode_id} has min_version {opened.version}, and {live} was live"
             self.report.wrong("wrong_version", detail)
         self.min_versions[opened.episode_id] = opened.version
         self.open[opened.episode_id] = Opened(opened.episode_id, key, opened.version)
 
     def end_episode(self, episode_id: str) -> None:
-        """A driver ends an episode."""
+        """End an episode, as a driver."""
         if (coordinator := self.coordinator) is not None:
             del self.open[episode_id]
             self.over.add(episode_id)
@@ -257,7 +257,7 @@ class Cluster:
                 self.report.wrong("lost", detail)
 
     def publish(self) -> None:
-        """The trainer publishes what is not live yet, or the next version."""
+        """Publish the version that is not live yet, or the next one."""
         if (coordinator := self.coordinator) is not None:
             coordinator.spawn(self._publish(coordinator))
             self.loop.settle()
@@ -276,7 +276,7 @@ class Cluster:
             self.tally.updates += 1
 
     def live_version(self) -> int:
-        """The newest version that is committed as live."""
+        """Return the newest version that is committed as live."""
         newest = self.processes[-1].database.look(lambda c: statements.newest_version(c, MODEL, "live"))
         return newest["version"] if newest is not None else 0
 
@@ -291,7 +291,7 @@ class Cluster:
         self.report.wrong("failed", f"{what}: {error!r}")
 
     def recorded(self, process: Process, turn: Turn, *, whole: bool) -> None:
-        """A turn was committed."""
+        """Check a committed turn."""
         work = next((work for work in process.works if work.call.call_id == turn.call_id), None)
         name, wrong = turn.call_id, self.report.wrong
         if name in self.turns:
@@ -318,19 +318,19 @@ class Cluster:
                 self.report.wrong("wrong_version", f"{turn.call_id}: {span} were sampled by {truth}")
             oldest = self.min_versions[work.episode_id]
             if any(version < oldest for version in truth):
-                detail = f"{turn.call_id}: its V is {oldest}, and it was sampled by {truth}"
+                detail = f"{turn.call_id}: its min_version is {oldest}, and it was sampled by {truth}"
                 self.report.wrong("wrong_version", detail)
             at += span.count
 
     def delivered(self, work: Work, got: list[int]) -> None:
-        """A client has a whole reply: it is committed, as the client got it."""
+        """Check that a client's complete reply is committed, as the client received it."""
         stored = self.turns.get(work.call.call_id)
         if stored is None or not stored.whole or stored.ids != got:
             kind = "wrong_answer" if stored and stored.whole and len(stored.ids) >= len(got) else "lost"
             self.report.wrong(kind, f"{work.call.call_id}: a client received {got}, and {stored} is recorded")
 
     def begins(self, process: Process, engine: str) -> None:
-        """A request leaves for an engine."""
+        """Check a request that is sent to an engine."""
         coordinator = self.coordinator
         if coordinator is None or coordinator.hub is None:
             return
@@ -346,7 +346,7 @@ class Cluster:
             self.report.wrong("wrong_version", detail)
 
     def look(self) -> None:
-        """After every step."""
+        """Check the findings after every step."""
         if (coordinator := self.coordinator) is not None:
             if coordinator.fence not in self._fences:
                 self._fences.add(coordinator.fence)
@@ -370,7 +370,7 @@ class Cluster:
             assert found.get(name) == stored.ids, name
         for work in (work for process in self.processes if not process.dead for work in process.works):
             if (work.process.name, work.episode_id) in self.unreported and work.call.call_id not in found:
-                continue  # the episode was closed, and its calls with it, before this process could hear of it
+                continue  # the episode was closed, and its calls with it, before this process was notified
             kept_ids = found.get(work.call.call_id, [])
             assert kept_ids[: len(work.received)] == work.received, (
                 work.call.call_id,
@@ -379,7 +379,7 @@ class Cluster:
             )
 
     def close(self) -> None:
-        """Ends everything."""
+        """End everything."""
         for process in self.processes:
             process.database.dead = True
         try:

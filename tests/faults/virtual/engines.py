@@ -1,6 +1,6 @@
 """The fake engine on virtual time, and an adapter to it. Every token names the version that sampled it, and its place.
 
-The engine executes commands in the order in which they were sent, also those of a process that has died meanwhile. A token's id
+The engine executes commands in the order in which they were sent, also those of a process that has died since. A token's id
 is the version of the weights times a million, plus its place in the sequence.
 """
 

@@ -59,7 +59,7 @@ class EpisodesCoordinator(Coordinator):
     ledger: StoredLedger
     episodes: Episodes
     engine: int | None = None
-    """The version of the engine that would sample a new call; None: V is the newest version."""
+    """The version of the engine that would sample a new call; None: the newest version."""
 
     async def load(self) -> None:
         self.ledger = await StoredLedger.load(self.fenced, RULE, "m")
@@ -175,7 +175,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
 
     @rule()
     def train(self) -> None:
-        """A complete buffer is consumed."""
+        """Consume a complete batch."""
         pure = self.now.ledger.rule
         if pure.complete(pure.next_buffer):
             self.send(self.now.ledger.apply(Consume(pure.next_buffer)))

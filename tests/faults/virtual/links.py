@@ -18,7 +18,7 @@ from tests.faults.virtual.processes import Process
 MOMENTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0, 11.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.01, 0.15, 1.0])
 ENDS = st.sampled_from([(0.0, 0.0), (0.0, 0.4), (0.4, 0.4), (0.0, 20.0), (0.4, 20.0), (7.5, 20.0)])
-"""Virtual seconds until the follower and the hub notice a cut. The hub is never the first (docs/topics/cluster.md says why)."""
+"""Virtual seconds until the follower and the hub notice a cut. The hub is never first (docs/topics/cluster.md has the reason)."""
 _START_S = 10.0
 """An engine is not back sooner than this after it died."""
 GRACE_S = 3.0
@@ -155,7 +155,7 @@ class LinkMachine(RuleBasedStateMachine):
     def an_update_is_disturbed(
         self, calls: Any, work: float, moment: int, fault: str, ends: Any, later: int, leave: str, which: int
     ) -> None:
-        """Does what other rules do too, but seldom in this order."""
+        """Combine other rules in an order that is rare otherwise."""
         for at, tokens, pinned in calls:
             self.call(at, tokens, pinned, new=at % 2 == 0)
         self.advance(0.2)
@@ -196,7 +196,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def an_engine_comes_back(self, which: int) -> None:
-        """Starts an engine again, once its health checks have failed: a real one takes longer than that to start."""
+        """Start an engine again, once its health checks have failed: a real one takes longer than that to start."""
         server = self.c.servers[which % len(self.c.servers)]
         if self.c.clock.now - server.died_at > _START_S:
             server.up = True
@@ -235,7 +235,7 @@ class LinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster and len(self.alive()) > 1)
     @rule(which=st.integers(0, 3))
     def a_process_stops(self, which: int) -> None:
-        """Stops a process in good order."""
+        """Stop a process in good order."""
         self.c.faults = True
         self.alive()[which % len(self.alive())].stop()
         self.c.loop.settle()
@@ -306,13 +306,13 @@ class LinkMachine(RuleBasedStateMachine):
         assert not [error for error in failed if error and not isinstance(error, Fenced)], failed
 
     def within(self, seconds: float, holds: Callable[[], bool]) -> None:
-        """Lets time pass until something holds, or so many seconds are over."""
+        """Advance time until `holds` returns true, or for `seconds`."""
         until = self.c.clock.now + seconds
         while self.c.clock.now < until and not holds():
             self.advance(2.0)
 
     def seen_by(self, process: Process) -> dict[str, tuple[str, int, int]]:
-        """The engines, as a process knows them."""
+        """Return the engines, as a process knows them."""
         return {s.name: (s.state, s.version, s.generation) for s in process.pool.slots.values()}
 
     def all_see_the_same(self) -> bool:

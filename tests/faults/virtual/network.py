@@ -48,7 +48,7 @@ class Pipe:
         self._woken.set()
 
     async def receive(self) -> str:
-        """The next message. Raises ConnectionError once the end was noticed."""
+        """Return the next message. Raise ConnectionError once the end was noticed."""
         text = await self._arrived.get()
         if text is None:
             self._arrived.put_nowait(None)
@@ -119,7 +119,7 @@ class Connection:
             pipe.wake()
 
     def cut(self, follower_after: float, hub_after: float) -> None:
-        """The connection is gone."""
+        """Cut the connection."""
         if self.cut_at is None:
             loop = self._loop
             self.cut_at = loop.time()
@@ -129,7 +129,7 @@ class Connection:
             loop.call_later(hub_after, self.up.notice)
 
     async def _watched(self) -> None:
-        """The follower's heartbeat."""
+        """Act as the follower's heartbeat."""
         while self.cut_at is None:
             await asyncio.sleep(_LOOK_S)
             now = asyncio.get_running_loop().time()
@@ -188,6 +188,6 @@ class Network:
             connection.cut(0.0, 0.0)
 
     def live(self) -> list[Connection]:
-        """The connections that stand."""
+        """Return the open connections."""
         self.connections = [c for c in self.connections if c.cut_at is None]
         return self.connections

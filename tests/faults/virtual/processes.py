@@ -53,7 +53,7 @@ PROMPT = 3
 
 
 class ProcessDatabase(HandDatabase):
-    """Commits at once, unless the process is cut off from its store or dead."""
+    """Commits immediately, unless the process is cut off from its store or dead."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster.store, cluster.loop)
@@ -146,11 +146,11 @@ class Work:
         return task is not None and task.done()
 
     def leave(self) -> None:
-        """The client goes away."""
+        """Disconnect the client."""
         self._client.cancel()
 
     def come_back(self) -> None:
-        """A client comes for the reply, if it can still be had."""
+        """Let a client request the reply again, if it still exists."""
         if self._client.done() and self.completion.joinable and not self.recorded:
             self._client = self.process.spawn(self._read(self.completion.reply.read()))
 
@@ -220,7 +220,7 @@ class Process:
         )
 
     async def _live(self) -> None:
-        """Opens the parts in the order of `gateway.services.open_services`."""
+        """Open the parts in the order of `gateway.services.open_services`."""
         plane = self._plane(self.cluster.bus)
         async with open_cluster_member(plane, ClusterMember(self.url, "key"), self._lost) as self._services:
             await self._stop.wait()
@@ -233,12 +233,12 @@ class Process:
         self.stop()
 
     def stop(self) -> None:
-        """Ends in good order."""
+        """Stop in good order."""
         self.dead = True
         self._stop.set()
 
     async def die(self) -> None:
-        """kill -9: nothing more is recorded or sent, and engines see connections close."""
+        """Act as kill -9: nothing more is recorded or sent, and engines see connections close."""
         self.dead = self.database.dead = True
         for _ in range(20):
             running = self.cluster.running_in(self.name)
@@ -250,7 +250,7 @@ class Process:
         self.database.die()
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
-        """A task of this process."""
+        """Start a task of this process."""
         return self.cluster.spawn(work, self.context)
 
     @property
@@ -284,11 +284,11 @@ class Process:
         return self.services.membership.fence
 
     def runs(self) -> int:
-        """Calls that are not over."""
+        """Return the number of running calls."""
         return sum(not work.recorded for work in self.works)
 
     async def call(self, episode: Opened, tokens: int, *, pinned: bool) -> None:
-        """A client calls here, with the key of an episode."""
+        """Call this process with the key of an episode."""
         try:
             callers = self.services.callers
             caller = await callers.identify(episode.key, "")
@@ -300,7 +300,7 @@ class Process:
             await self.begin(live, tokens, pinned=pinned)
 
     async def begin(self, live: OpenEpisode, tokens: int, *, pinned: bool) -> None:
-        """A call begins whose episode has just been found."""
+        """Begin a call of an episode that was just found."""
         cluster = self.cluster
         cluster.calls += 1
         name = f"c{cluster.calls}"
@@ -341,5 +341,5 @@ class WatchedEngine(Adapter):
         return False
 
     async def wake(self) -> None:
-        """The engine is awake, so it is only paused."""
+        """Pause the engine, which is awake already."""
         await self.pause()

@@ -1,4 +1,4 @@
-"""A real store whose commits come when a test says so, and what survives a crash.
+"""A real store whose commits come when a test triggers them, and what survives a crash.
 
 The real `Committer` commits, on a real SQLite or PostgreSQL; only the writer's thread is the test's own.
 """
@@ -81,7 +81,7 @@ class HandDatabase(Database):
         return found
 
     def commit(self, count: int | None = None) -> None:
-        """Commits the first so many writes, or all, in one transaction."""
+        """Commit the first `count` writes, or all, in one transaction."""
         size = min(len(self._writes), len(self._writes) if count is None else count)
         group = [self._writes.popleft() for _ in range(size)]
         if not group:
@@ -99,12 +99,12 @@ class HandDatabase(Database):
         return self._committer.commit([write for write, _ in group])
 
     def die(self) -> None:
-        """The process is gone, and what it had not committed too."""
+        """Drop what the process had not committed."""
         self._writes.clear()
         self._committer.close()
 
     def look(self, query: Callable[[Connection], T]) -> T:
-        """Reads the committed rows."""
+        """Read the committed rows."""
         with self._engine.connect() as connection:
             return query(connection)
 
@@ -118,7 +118,7 @@ class HandDatabase(Database):
 
 
 def open_store(url: str, clock: Clock | None = None) -> Engine:
-    """Connections to a store, for all processes. With `clock` that is SQLite's clock too."""
+    """Return connections to a store, for all processes. `clock`: SQLite's clock too."""
 
     def prepare(connection: Any, record: Any) -> None:
         _careless(connection, record)
@@ -131,7 +131,7 @@ def open_store(url: str, clock: Clock | None = None) -> Engine:
 
 
 def _careless(connection: Any, _record: Any) -> None:
-    """No disk is waited for: nothing here crashes but the gateway."""
+    """Wait for no disk: only the gateway crashes here."""
     if type(connection).__module__.startswith("sqlite3"):
         connection.execute("PRAGMA synchronous=OFF")
 
@@ -152,7 +152,7 @@ def _template() -> Path:
 
 @contextmanager
 def sqlite_store() -> Iterator[str]:
-    """The URL of an empty store."""
+    """Yield the URL of an empty store."""
     path = _template().with_name(f"{next(_numbers)}.db")
     shutil.copy(_template(), path)
     try:
@@ -186,7 +186,7 @@ class Postgres:
     @classmethod
     @contextmanager
     def store(cls) -> Iterator[str]:
-        """The URL of an empty store."""
+        """Yield the URL of an empty store."""
         engine = connect(cls.url, 1)
         tables = ", ".join(f'"{table}"' for table in Base.metadata.tables)
         with engine.begin() as connection:

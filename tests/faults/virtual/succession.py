@@ -28,7 +28,7 @@ class Coordinator:
         self.database.at_once = False
 
     async def load(self) -> None:
-        """Makes what only the coordinator has."""
+        """Make what only the coordinator has."""
         raise NotImplementedError
 
 
@@ -42,7 +42,7 @@ class SuccessionMachine(RuleBasedStateMachine, Generic[C]):
     make: Callable[[str, Engine, VirtualLoop], C]
 
     def begin(self, stack: ExitStack, url: str) -> None:
-        """Opens the store at `url`; the first coordinator has memory of it."""
+        """Open the store at `url`; the first coordinator has memory of it."""
         self.stack = stack
         self.store = open_store(url)
         stack.callback(self.store.dispose)
@@ -58,11 +58,11 @@ class SuccessionMachine(RuleBasedStateMachine, Generic[C]):
         return self.coordinators[-1]
 
     def one(self, old: bool) -> C:
-        """The present coordinator, or an `old` one: that before it, if there was any."""
+        """Return the present coordinator, or with `old` the one before it, if there was any."""
         return self.coordinators[-2] if old and len(self.coordinators) > 1 else self.now
 
     def succeed(self) -> None:
-        """Another process coordinates from now on."""
+        """Make another process the coordinator."""
         self.named += 1
         self.coordinators.append(self.make(f"c{self.named}", self.store, self.loop))
         for gone in self.coordinators[
@@ -78,17 +78,17 @@ class SuccessionMachine(RuleBasedStateMachine, Generic[C]):
 
     @rule(dies=st.booleans())
     def another_coordinates(self, dies: bool) -> None:
-        """The one before dies, or does not know yet."""
+        """Replace the coordinator, which dies or does not know yet."""
         if dies:
             self.now.database.die()
         self.succeed()
 
     def look(self, query: Any) -> Any:
-        """Reads the committed rows."""
+        """Read the committed rows."""
         return self.now.database.look(query)
 
     def close(self) -> None:
-        """Ends everything."""
+        """End everything."""
         assert self.stack is not None
         for coordinator in self.coordinators:
             coordinator.database.die()

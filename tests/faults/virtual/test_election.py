@@ -32,7 +32,7 @@ LEASE_S = 4.0
 
 
 class Store:
-    """The part of `Database` that an election needs; submitted work runs when the machine says so."""
+    """The part of `Database` that an election needs; submitted work runs when the machine triggers it."""
 
     def __init__(self, engine: Any, loop: VirtualLoop, hand: Hand) -> None:
         self.waiting: deque[tuple[Callable[[Connection], Any], Any]] = deque()
@@ -89,7 +89,7 @@ class Member:
                 self.follows = None
 
     def write(self) -> None:
-        """Writes as the control half does, under the fence that this process believes in."""
+        """Write as the control half does, under the fence that this process believes in."""
         fence, number = self.fence, self.writes
         assert fence is not None
         self.writes += 1
@@ -105,7 +105,7 @@ class Member:
         future.add_done_callback(lambda done: done.exception())
 
     def idle(self) -> bool:
-        """Returns whether its thread has nothing to do."""
+        """Return true if its thread has nothing to do."""
         return self.current is None and not self.store.waiting
 
 
@@ -128,7 +128,7 @@ class ElectionMachine(RuleBasedStateMachine):
             self.watcher = psycopg.connect(self.url, autocommit=True)
             self.stack.callback(self.watcher.close)
             self.watcher.execute(CLOCK)
-            self.tell_time()
+            self.set_time()
         self.eyes = connect(self.url, 2)
         self.stack.callback(self.eyes.dispose)
         self.names = 0
@@ -138,8 +138,8 @@ class ElectionMachine(RuleBasedStateMachine):
         for _ in range(3):
             self.a_process_starts()
 
-    def tell_time(self) -> None:
-        """The database's clock is the machine's."""
+    def set_time(self) -> None:
+        """Set the database's clock to the machine's."""
         if self.watcher is not None:
             self.watcher.execute("UPDATE machine_clock SET now = %s", [self.clock.now])
 
@@ -233,7 +233,7 @@ class ElectionMachine(RuleBasedStateMachine):
         parts = 4
         for _ in range(parts):
             self.clock.now += seconds / parts
-            self.tell_time()
+            self.set_time()
             for which in sorted(who):
                 self.member(which).loop.settle()
 
@@ -245,7 +245,7 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 3), others=st.integers(1, 8))
     def the_holder_stands_still(self, steps: int, others: int) -> None:
-        """Stop the holder in the middle of a write, for longer than its lease; another process may take over meanwhile."""
+        """Stop the holder in the middle of a write, for longer than its lease; another process may take over."""
         self.finish()
         row = self.row()
         holders = [at for at, m in enumerate(self.members) if row and m.fence == row[0] and not m.ended]
@@ -342,7 +342,7 @@ class ElectionMachine(RuleBasedStateMachine):
         assert all(m.follows == row[0] for m in self.members if m is not leaders[0] and not m.ended)
 
     def finish(self) -> None:
-        """Every transaction comes to its end."""
+        """Run every transaction to its end."""
         for _ in range(200):
             if all(member.idle() for member in self.members):
                 return

@@ -114,7 +114,7 @@ class World:
         return opened.episode_id
 
     def members(self) -> dict[str, str]:
-        """Returns each member's end, from the committed events alone."""
+        """Return each member's end, from the committed events alone."""
         groups = self.database.look(replayed).groups()
         return {name: state for group in groups for name, state in group.members.items()}
 
@@ -123,7 +123,7 @@ class World:
         return {row.id: row for row in rows}
 
     def check_ended(self, *episodes: str) -> None:
-        """Checks that these episodes have ended in every part that knows them, and that all others are in exactly one state."""
+        """Check that these episodes have ended in every part that knows them, and that all others are in exactly one state."""
         rows, members = self.rows(), self.members()
         live, over = set(self.episodes._live), set(self.episodes._closing.over)
         assert [rows[episode].state for episode in episodes] == ["closed"] * len(episodes)
@@ -147,14 +147,14 @@ Ends = Callable[[World, list[str]], Awaitable[Any]]
 
 
 async def _surplus(world: World, names: list[str]) -> None:
-    """Two are rewarded, so the third is given up; it is being graded, or ends, or runs."""
+    """Reward two, so that the third is given up; it is being graded, or ends, or runs."""
     for name in names[:2]:
         if name in world.episodes._live:
             await world.episodes.reward(name, 1.0, None, final=True)
 
 
 async def _both(world: World, names: list[str]) -> None:
-    """The third is being graded when it is given up."""
+    """Give the third up while it is being graded."""
     if names[2] in world.episodes._live:
         await world.episodes.finish(names[2], 0.0)
     await _surplus(world, names)

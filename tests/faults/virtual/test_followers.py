@@ -18,7 +18,7 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation.plan_messages import Table
 from gateway.generation.pool import EnginePool
 from headgate.errors import Unavailable
-from scheduler.program.calls import Held, Others, Plan, Queued
+from scheduler.program.calls import PeerLoad, PeerQueued, PeerRunning, Plan
 from tests.faults.virtual.cluster import Opened
 from tests.faults.virtual.links import LinkMachine, links
 from tests.faults.virtual.processes import Process
@@ -53,7 +53,7 @@ def test_without_a_link_nothing_begins_in_an_engine() -> None:
         assert follower.runs() == 0
 
 
-def test_what_arrived_without_a_link_is_not_taken_if_the_weights_changed_meanwhile() -> None:
+def test_what_arrived_without_a_link_is_refused_if_the_weights_have_changed() -> None:
     with links("keep", accounts=False) as machine:
         machine.call(1, 150, False, True)
         machine.advance(0.5)
@@ -122,13 +122,13 @@ def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
             machine.advance(1.0)
             machine.end_episode(0)
             machine.advance(0.5)
-            assert list(coordinator.hub._links[follower.name]._asked) == [1]
+            assert list(coordinator.hub._links[follower.name]._asked)  # codespell:ignore == [1]
         machine.advance(8.0)
         assert [work.recorded for work in follower.works] == [True, True]
 
 
 def coordinator_next(machine: LinkMachine) -> Process:
-    """A follower that succeeds the coordinator, and no other process can: the others are dead."""
+    """Return a follower that succeeds the coordinator, as all other processes are dead."""
     machine.kill(machine.alive()[2])
     machine.the_coordinator_dies(0.0)
     machine.another_follows()
@@ -223,7 +223,7 @@ def test_a_request_to_a_process_that_becomes_the_coordinator_fails_with_the_reas
 
 
 def served_by(machine: LinkMachine, process: Process) -> Opened:
-    """An episode that a process has served a call of, and no other one has."""
+    """Return an episode whose only call a process has served."""
     opened = machine.c.open_episode()
     assert opened is not None
     machine.c.loop.run(process.call(opened, 3, pinned=False), 5.0)
@@ -231,7 +231,7 @@ def served_by(machine: LinkMachine, process: Process) -> Opened:
 
 
 def is_alone(machine: LinkMachine, process: Process, name: str) -> bool:
-    """True if a process takes it that it alone serves an episode."""
+    """Return true if a process assumes that no other process serves an episode."""
     return bool(machine.c.loop.run(process.services.current_role.serves_exclusively(name), 5.0))
 
 
@@ -263,7 +263,7 @@ def test_a_follower_that_the_coordinator_joins_is_alone_no_more_and_neither_is_t
         assert not is_alone(machine, follower, opened.id)
 
 
-def test_nobody_serves_an_episode_alone_that_an_earlier_coordinator_knew_or_without_a_link() -> None:
+def test_an_episode_of_an_earlier_coordinator_or_without_a_link_is_served_by_no_process_alone() -> None:
     with links("abort") as machine:
         follower = machine.alive()[1]
         opened = served_by(machine, follower)
@@ -278,24 +278,24 @@ def test_nobody_serves_an_episode_alone_that_an_earlier_coordinator_knew_or_with
 
 
 class Silent:
-    """A follower that says who it is, and then nothing."""
+    """A follower that sends its name, and then nothing."""
 
     def __init__(self, **hello: Any) -> None:
         self.sent: list[str] = []
         self._hello = {"hello": True, "name": "p", "url": "http://p", "episodes": [], **hello}
-        self._said = False
+        self._greeted = False
 
     async def receive_text(self) -> str:
-        if self._said:
+        if self._greeted:
             await asyncio.Event().wait()
-        self._said = True
+        self._greeted = True
         return pack(self._hello)
 
     async def send_text(self, data: str) -> None:
         self.sent.append(data)
 
 
-async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
+async def test_a_follower_that_does_not_execute_commands_counts_as_disconnected() -> None:
     hub = Hub({}, {}, 0.05)
     serving = asyncio.create_task(hub.serve(Silent()))
     await until(lambda: bool(hub.describe()), "the follower is known", every_s=0)
@@ -311,10 +311,12 @@ async def test_a_table_has_the_calls_of_every_other_process_and_not_the_receiver
     second = Silent(name="q", calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
     serving = [asyncio.create_task(hub.serve(one)) for one in (first, second)]
     await until(lambda: len(hub.describe()) == 2, "both are known", every_s=0)
-    assert hub.others("m") == Others(3, (Queued(4, 1, 30),), (Held("a", 3, 2), Held("b", 4, 1)))
+    assert hub.peer_load("m") == PeerLoad(
+        3, (PeerQueued(4, 1, 30),), (PeerRunning("a", 3, 2), PeerRunning("b", 4, 1))
+    )
     hub.send_table("m", Table((), Plan(4)))
     await until(lambda: len(second.sent) == 2, "it has a welcome and a table", every_s=0)
     table = table_from_json(unpack(second.sent[1]))
-    assert table.others == Others(3, (), (Held("a", 3, 2),)), "its own are not in it"
+    assert table.peer_load == PeerLoad(3, (), (PeerRunning("a", 3, 2),)), "its own are not in it"
     hub.close()
     await asyncio.gather(*serving)

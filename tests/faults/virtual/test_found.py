@@ -90,7 +90,7 @@ def test_a_lease_that_is_given_while_the_last_one_is_being_acked_is_not_forgotte
         machine.answer("ack", 0, 1, old=False, checkpoint="one", received=True)
         machine.lease("a", old=False, received=True)
         machine.commit(old=False, count=3)
-        held = machine.now.leases.held()
+        held = machine.now.leases.current()
         assert held is not None and held["fence"] == 2
     finally:
         machine.teardown()

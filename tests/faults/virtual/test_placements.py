@@ -51,7 +51,7 @@ def versions_side_by_side(*, tables: bool) -> Iterator[LinkMachine]:
 
 @pytest.mark.parametrize("tables", [False, True])
 def test_a_follower_lets_no_engine_sample_a_call_of_a_newer_group(tables: bool) -> None:
-    """The newer engine has more to do, so that the older one would be chosen but for the V of the call."""
+    """Check that the call's min_version excludes the older engine, although the newer one has more to do."""
     with versions_side_by_side(tables=tables) as machine:
         follower = machine.alive()[1]
         (older,) = machine.c.open.values()
@@ -85,7 +85,7 @@ def test_a_call_waits_at_a_follower_while_no_engine_is_new_enough(tables: bool) 
 
 @contextmanager
 def two_engines() -> Iterator[tuple[LinkMachine, Process, Process]]:
-    """A coordinator and its followers, who have had their first table; yield the first of them."""
+    """Yield a coordinator and its first follower, after the first table."""
     machine = LinkMachine()
     try:
         machine.begin("abort", "rolling", 2, accounts=True)
@@ -96,7 +96,7 @@ def two_engines() -> Iterator[tuple[LinkMachine, Process, Process]]:
 
 
 def calls_of(machine: LinkMachine, process: Process, count: int) -> None:
-    """That many long calls begin, each in an episode of its own."""
+    """Begin `count` long calls, each in an episode of its own."""
     for _ in range(count):
         opened = machine.c.open_episode()
         assert opened is not None
@@ -108,7 +108,7 @@ def streams(process: Process) -> list[int]:
     return [slot.streams for _, slot in sorted(process.pool.slots.items())]
 
 
-def test_a_follower_places_its_calls_beside_those_of_every_other_process() -> None:
+def test_a_follower_counts_the_calls_of_every_other_process_when_it_places_its_own() -> None:
     with two_engines() as (machine, coordinator, first):
         second = machine.alive()[2]
         calls_of(machine, coordinator, 1)

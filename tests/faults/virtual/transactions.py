@@ -62,7 +62,7 @@ class Hand:
         self.error: BaseException | None = None
 
     def begin(self, work: Callable[[Connection], Any]) -> None:
-        """Starts a transaction; it does nothing yet."""
+        """Start a transaction, paused."""
         self.done, self.result, self.error, self._killed = False, None, None, False
         threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
@@ -74,12 +74,12 @@ class Hand:
             raise Killed
 
     def step(self, waits: Callable[[int], bool]) -> None:
-        """Goes on to the next pause, to the end, or to where the database lets it wait."""
+        """Continue to the next pause, to the end, or to a wait in the database."""
         self._go.release()
         self.look(waits)
 
     def look(self, waits: Callable[[int], bool]) -> bool:
-        """Returns whether it has come to a pause or its end, and does not wait in the database."""
+        """Return true if it is paused or has ended, false if it waits in the database."""
         deadline = time.monotonic() + _PATIENCE_S
         while not self._stopped.acquire(timeout=0.0005):
             if waits(self.pid):
@@ -88,7 +88,7 @@ class Hand:
         return True
 
     def kill(self, waits: Callable[[int], bool]) -> None:
-        """The transaction never ends by itself: its connection is gone."""
+        """Kill the transaction: its connection is lost."""
         self._killed = True
         self._go.release()
 

@@ -1,7 +1,7 @@
 """Makes vLLM cheap on two cores; vLLM loads this as a plugin in each of its processes.
 
-Processes sleep until they are told of a message: by default each looks for one in a loop for a second, which takes a core from
-the gateway and the tests. The engine's core and its worker are forked: by default each imports everything anew, on the CPU alone,
+Processes sleep until a message comes: by default each looks for one in a loop for a second, which takes a core from
+the gateway and the tests. The engine's core and its worker are forked: by default each imports everything again,
 which is half of a start.
 """
 
@@ -15,7 +15,7 @@ own loop would never see that message once it is over."""
 
 
 def register() -> None:
-    """Changes the wait of every reader of messages, and how processes start."""
+    """Change the wait of every reader of messages, and how processes start."""
     from vllm import envs
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 

@@ -1,4 +1,4 @@
-"""The matrix of families: what it says of one that is taken, of one that is not, and of one that transformers does not build."""
+"""The matrix of families: its findings for one that is accepted, one that is not, and one that transformers does not build."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_last_line_has_each_familys_findings(capsys: pytest.CaptureFixture[s
     assert bloom["gap"] < 1e-4, "measured with rows"
 
 
-def test_wrong_gradients_and_adapters_that_peft_loses_are_seen() -> None:
+def test_wrong_gradients_and_adapters_that_peft_loses_are_found() -> None:
     def lost(self: object, directory: Path, factors: dict[str, object]) -> None:
         save(self, directory, {name: factor for name, factor in factors.items() if "down_proj" not in name})
 
@@ -76,7 +76,7 @@ def test_the_page_counts_and_explains() -> None:
     assert "- **b**: its keys are compressed" in text
 
 
-def test_names_that_are_not_there_and_a_page_of_a_part_are_refused(tmp_path: Path) -> None:
+def test_unknown_names_and_a_page_of_a_part_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="families nosuch: there are llama, "):
         families.families(["nosuch"], None, print)
     with pytest.raises(ConfigError, match="--out is for all families"):

@@ -119,7 +119,7 @@ def test_the_engine_has_the_second_gpu_that_is_visible(
         assert EngineSettings.model_validate(table).start_s == 900.0
 
 
-def test_what_triton_needs_is_asked_for_before_anything_is_installed(
+def test_what_triton_needs_is_checked_before_anything_is_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -143,7 +143,7 @@ def test_the_useful_operations_are_those_that_pytorch_counts() -> None:
     record = {"computed_tokens": n, "trained_tokens": n, "groups": 1, "episodes": 1}
     scores = config["num_hidden_layers"] * config["num_attention_heads"] * config["head_dim"]
     hidden = 12 * scores * (n * n - figures.pairs_of(record))
-    # Eager attention computes what nobody sees; rotary tables have a product of their own, below a hundredth.
+    # Eager attention computes masked scores too; rotary tables have a product of their own, below a hundredth.
     assert counter.get_total_flops() == pytest.approx(figures.operations(config, record) + hidden, rel=0.01)
 
 
@@ -158,10 +158,11 @@ def checked(folder: Path, engine: Engine) -> dict[str, Any]:
         return check(Check(folder, tiny(), engine, "cpu", steps=2), TESTS, steps)
 
 
+@pytest.mark.long
 async def test_the_whole_check_runs_on_the_cpu_in_a_tiny_shape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its programs are forked; as a user's they are started beside vLLM, below."""
+    """Its programs are forked; a user's are started with vLLM, below."""
     torch.set_num_threads(1)
     write_model(tmp_path / "first", tiny())
     port = free_port()
@@ -185,12 +186,12 @@ async def test_the_whole_check_runs_on_the_cpu_in_a_tiny_shape(
 
 @pytest.mark.long
 @pytest.mark.vllm
-def test_the_whole_check_runs_beside_vllm(vllm: SharedEngine, tmp_path: Path) -> None:
+def test_the_whole_check_runs_with_vllm(vllm: SharedEngine, tmp_path: Path) -> None:
     assert_whole(checked(tmp_path / "run", Engine(vllm.settings)))
 
 
 def assert_whole(report: dict[str, Any]) -> None:
-    """Two steps were trained beside the engine, whose log-probabilities are the trainer's, and both versions went live."""
+    """Two steps were trained with the engine, whose log-probabilities are the trainer's, and both versions went live."""
     assert passed(report)
     training, updates = report["training"], report["updates"]
     assert (training["steps"], updates["versions"], updates["live"]) == (2, 2, 2)
@@ -234,7 +235,7 @@ def test_parts_that_fail_are_reported_with_their_reasons(
 
 
 @pytest.mark.long
-def test_tests_marked_gpu_run_when_they_are_asked_for_and_say_that_there_is_none(
+def test_tests_marked_gpu_run_when_they_are_selected_and_report_a_missing_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

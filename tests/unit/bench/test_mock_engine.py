@@ -1,4 +1,4 @@
-"""The mock engine speaks vLLM's API as the gateway reads it, and Anthropic's; it says in every form what `bench.replies` says."""
+"""The mock engine speaks vLLM's API as the gateway reads it, and Anthropic's; it sends the replies of `bench.replies`."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ async def test_an_answer_is_the_reply_whole_and_streamed(form: type[ChatTarget],
             chunks, counted = target.count(events, streamed)
             assert counted == tokens
             expected = sum(1 for delta in settings.reply(tokens).deltas if delta and any(delta.values()))
-            expected -= tools and form is MessagesTarget  # there the name of a call is no delta
+            expected -= tools and form is MessagesTarget  # there the name of a call is not a delta
             assert chunks == (expected if streamed else 1)
             values = [orjson.loads(event) for event in events if event != b"[DONE]"]
-            said = [
+            choices = [
                 choice for value in values for choice in value.get("choices", ()) if choice.get("token_ids")
             ]
-            assert all(len(c["logprobs"]["content"]) == len(c["token_ids"]) for c in said)
+            assert all(len(c["logprobs"]["content"]) == len(c["token_ids"]) for c in choices)
 
 
 def blocks_of(message: Message) -> list[tuple[str, Any]]:
@@ -123,15 +123,15 @@ async def test_anthropics_client_reads_the_reply_whole_and_streamed(tools: bool)
     settings = EngineSettings(chunk_ms=0.1, tools=tools)
     tokens = TOOL_TOKENS if tools else 12
     reply = settings.reply(tokens)
-    said = [("thinking", reply.joined("reasoning_content")), ("text", reply.joined("content"))]
+    texts = [("thinking", reply.joined("reasoning_content")), ("text", reply.joined("content"))]
     expected = (
-        [*said, ("tool_use", orjson.loads(ARGUMENTS))] if tools else [("text", reply.joined("content"))]
+        [*texts, ("tool_use", orjson.loads(ARGUMENTS))] if tools else [("text", reply.joined("content"))]
     )
     async with mock(settings) as (_, http):
         client = AsyncAnthropic(base_url=str(http.base_url), api_key="none", max_retries=0, timeout=LONG_S)
-        asked = {"model": "bench", "max_tokens": tokens, "messages": [{"role": "user", "content": "hi"}]}
-        whole = await client.messages.create(**asked)
-        async with client.messages.stream(**asked) as stream:
+        request = {"model": "bench", "max_tokens": tokens, "messages": [{"role": "user", "content": "hi"}]}
+        whole = await client.messages.create(**request)
+        async with client.messages.stream(**request) as stream:
             deltas = [event.delta async for event in stream if event.type == "content_block_delta"]
             streamed = await stream.get_final_message()
         await client.close()
@@ -139,8 +139,8 @@ async def test_anthropics_client_reads_the_reply_whole_and_streamed(tools: bool)
         assert blocks_of(message) == expected
         assert message.stop_reason == ("tool_use" if tools else "max_tokens")
         assert message.usage.output_tokens == tokens
-    texts = ("thinking", "text", "partial_json")
-    parts = [next(getattr(delta, name) for name in texts if hasattr(delta, name)) for delta in deltas]
+    fields = ("thinking", "text", "partial_json")
+    parts = [next(getattr(delta, name) for name in fields if hasattr(delta, name)) for delta in deltas]
     assert max(map(len, parts)) <= 2, "a token in a chunk"
 
 

@@ -66,6 +66,10 @@ def test_trainer(tmp_path: Path) -> None:
         ("payloads", ["--prompts", "prompt_1m"], "--prompts"),
         ("memory", ["--calls", "100", "--base", "100"], "--base"),
         ("update", ["--engine", "vllm", "--engine-python", "nowhere"], "--engine-python"),
+        ("update", ["--engine", "fake", "--streams", "1,none"], "--streams"),
+        ("update", ["--engine", "fake", "--mode", "stop"], "--mode"),
+        ("update", ["--engine", "fake", "--updates", "9"], "--updates"),
+        ("gateway", ["--engine", "fake", "--streams", "1,none"], "--streams"),
         ("gateway", ["--engine", "none"], "--engine"),
         ("gateway", ["--engine", "mock", "--targets", "litellm"], "--targets"),
         ("gateway", ["--engine", "mock", "--apis", "responses"], "--apis"),
@@ -93,8 +97,8 @@ def check_store(tmp_path: Path, folder: str) -> None:
     report = report_of("store", tmp_path / "store.json", *size)
     for kind in ("sqlite", "postgresql"):
         assert report[f"{kind}_worst_p99_ms"] > 0
-        assert set(report[f"{kind}_p99_ms"]) == set(report["results"][kind]["beside_writers"])
-        assert report["results"][kind]["commits_beside_queries"]["per_s"] > 0
+        assert set(report[f"{kind}_p99_ms"]) == set(report["results"][kind]["during_writes"])
+        assert report["results"][kind]["commits_during_queries"]["per_s"] > 0
 
 
 @pytest.mark.long

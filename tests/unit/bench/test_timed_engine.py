@@ -1,4 +1,4 @@
-"""The fake engine with measured steps: its tokens take as long as the formula says, and it counts what it prefills."""
+"""The fake engine with measured steps: its tokens take as long as the formula states, and it counts what it prefills."""
 
 from __future__ import annotations
 

@@ -37,17 +37,10 @@ def test_the_bench_ends_with_its_report(tmp_path: Path) -> None:
     (update,) = result["updates"]
     assert (update["version"], update["state"], update["streams"]) == (2, "live", 4)
     assert {"freeze", "load", "probe"} <= update["seconds"]["bench-0"].keys()
-    assert result["own_s"] >= 2.0, "a load takes as long as was asked for"
+    assert result["own_s"] >= 2.0, "a load takes as long as configured"
     assert result["own_direct_s"] >= 2.0
     assert result["stall_s"]["max"] >= 1.0, "frozen streams stall"
     assert "pause and load" in done.stdout
-
-
-@pytest.mark.parametrize("options", [["--streams", "1,none"], ["--mode", "stop"], ["--updates", "9"]])
-def test_wrong_options_are_named(options: list[str]) -> None:
-    done = run_bench("--engine", "fake", *options)
-    assert done.returncode == 2
-    assert options[0] in done.stderr
 
 
 def measured(*streams: list[float]) -> Run:

@@ -19,7 +19,8 @@ import gateway.telemetry
 from gateway.config.settings import Settings
 from gateway.doctor import Finding, checks, engines, machine
 from gateway.store import clock
-from gateway.store.holder import held
+from gateway.store.holder import locked
+from headgate.extras import install_command
 from headgate.processes.ports import free_port
 from tests.harness.collector import Collector
 from tests.harness.gateways import serve, settings_for
@@ -34,14 +35,14 @@ def settings(model: Path, work: Path, **sections: Any) -> Settings:
 
 
 def only(found: list[Finding], level: str) -> Finding:
-    """The one finding of a level; it has a fix."""
+    """Return the one finding of a level; it has a fix."""
     [finding] = [one for one in found if one.level == level]
     assert finding.fix
     return finding
 
 
 def interpreter(work: Path, script: str) -> str:
-    """A program in the place of an engine's Python."""
+    """Return a program in the place of an engine's Python."""
     path = work / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -81,7 +82,7 @@ async def test_a_store_that_another_gateway_has_unless_it_is_the_one_at_the_addr
     make_tables(values["store"]["url"])
     given = Settings.parse(values)
     assert [one.level for one in await machine.examine_database(given)] == ["ok"]
-    with held(given.store.url):
+    with locked(given.store.url):
         problem = only(await machine.examine_database(given), "problem")
         assert f"gateway.db is used by the process {os.getpid()}" in problem.what
 
@@ -147,7 +148,7 @@ async def test_a_clock_that_differs_from_the_databases(
 
 
 @pytest.mark.parametrize(
-    ("script", "level", "said"),
+    ("script", "level", "words"),
     [
         ("exit 1", "problem", "has no vLLM"),
         ("echo 0.12.0", "warning", "vllm 0.12.0, which headgate was not tested with"),
@@ -155,11 +156,11 @@ async def test_a_clock_that_differs_from_the_databases(
     ],
 )
 async def test_the_vllm_of_engines_that_are_to_be_started(
-    tiny_model: Path, tmp_path: Path, script: str, level: str, said: str
+    tiny_model: Path, tmp_path: Path, script: str, level: str, words: str
 ) -> None:
     engine = {"launch": "vllm", "python": interpreter(tmp_path, script)}
     [finding] = await engines.examine_engines(settings(tiny_model, tmp_path, engine=engine))
-    assert (finding.level, said in finding.what) == (level, True), finding
+    assert (finding.level, words in finding.what) == (level, True), finding
 
 
 async def test_tied_weights_on_the_cpu_build(tmp_path: Path) -> None:
@@ -188,4 +189,4 @@ async def test_a_collector_without_the_sdk(
     monkeypatch.delattr(gateway.telemetry, "otel", raising=False)
     given = settings(tiny_model, tmp_path, telemetry={"endpoint": "http://127.0.0.1:4318"})
     problem = only(await machine.examine_collector(given), "problem")
-    assert "headgate[otel]" in problem.what
+    assert install_command("otel") in problem.what

@@ -42,7 +42,7 @@ async def test_tokens_are_logged_before_they_leave(tmp_path: Path) -> None:
     assert _last_mark(log) == 10
 
 
-def test_marks_are_told_apart_in_32_bits() -> None:
+def test_marks_differ_in_32_bits() -> None:
     marks = np.array([1, 2, MARKS // 2, MARKS - 1, MARKS])
     stored = np.array([logprob_of(int(mark)) for mark in marks], np.float32)
     assert np.rint(-stored.astype(np.float64) * 2**20).astype(int).tolist() == marks.tolist()

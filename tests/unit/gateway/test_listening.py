@@ -17,7 +17,7 @@ LACKING = "192.0.2.1"
 
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses of every host's name: as on a machine whose `localhost` has two."""
+    """Return the addresses of every host's name: as on a machine whose `localhost` has two."""
     found: list[str] = []
 
     def resolved(_host: str, port: int, **_options: Any) -> list[Any]:

@@ -24,7 +24,7 @@ SLEEP = "import time; time.sleep(3600)"
 
 
 class Stub(Worker):
-    """Runs a line of Python; `well` says whether it answers."""
+    """Run a line of Python; `well` returns its health."""
 
     def __init__(self, name: str, line: str, well: Callable[[], bool] = lambda: True) -> None:
         super().__init__(name, [], {})
@@ -65,7 +65,7 @@ async def stopped(made: Supervisor, running: asyncio.Task[int]) -> int:
     return await running
 
 
-async def test_a_child_that_is_killed_is_started_again_and_its_port_is_told(
+async def test_a_child_that_is_killed_is_started_again_and_its_port_is_published(
     settings: Settings, tmp_path: Path
 ) -> None:
     first, second = Stub("worker-1", SLEEP), Stub("worker-2", SLEEP)
@@ -135,12 +135,12 @@ async def test_further_signals_are_passed_on_and_the_third_is_the_last(
     settings: Settings, tmp_path: Path, heeds: int, signals: int, status: int
 ) -> None:
     """A worker that ends with the second SIGTERM, and one that ends with none."""
-    said = tmp_path / "said"
+    counter = tmp_path / "counter"
     line = (
         "import signal, sys, time\nfrom pathlib import Path\nheard = []\n"
-        f"def hear(*_):\n    heard.append(1)\n    Path({str(said)!r}).write_text(str(len(heard)))\n"
+        f"def hear(*_):\n    heard.append(1)\n    Path({str(counter)!r}).write_text(str(len(heard)))\n"
         f"    len(heard) < {heeds} or sys.exit(0)\n"
-        f"signal.signal(signal.SIGTERM, hear)\nPath({str(said)!r}).write_text('0')\nwhile True: time.sleep(1)"
+        f"signal.signal(signal.SIGTERM, hear)\nPath({str(counter)!r}).write_text('0')\nwhile True: time.sleep(1)"
     )
     server = settings.server.model_copy(update={"shutdown_s": 3600.0})
     stub = Stub("worker-1", line)
@@ -148,7 +148,7 @@ async def test_further_signals_are_passed_on_and_the_third_is_the_last(
     running = asyncio.create_task(made.run())
     process = await stub.started.get()
     for number in range(signals):
-        await until(lambda n=number: said.exists() and said.read_text() == str(n), f"it heard {number}")
+        await until(lambda n=number: counter.exists() and counter.read_text() == str(n), f"it heard {number}")
         os.kill(os.getpid(), signal.SIGTERM)
     async with within("the supervisor ends"):
         assert await running == 0
@@ -156,7 +156,7 @@ async def test_further_signals_are_passed_on_and_the_third_is_the_last(
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "words"),
     [
         ({"store": {"url": "sqlite:///x.db"}}, "--workers 2 needs PostgreSQL"),
         (
@@ -166,13 +166,13 @@ async def test_further_signals_are_passed_on_and_the_third_is_the_last(
         ({"server": {"port": 0}}, "a fixed [server] port"),
     ],
 )
-def test_what_is_not_for_workers(tmp_path: Path, changed: dict[str, dict[str, str]], said: str) -> None:
+def test_what_is_not_for_workers(tmp_path: Path, changed: dict[str, dict[str, str]], words: str) -> None:
     base = {"models": {"m": {"path": str(tmp_path)}}, "store": {"url": "postgresql://x@127.0.0.1/none"}}
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(words)):
         check(Settings.parse({**base, **changed}), 2)
 
 
-def test_workers_ports_have_no_metrics_beside_an_admin_port(settings: Settings) -> None:
+def test_workers_ports_have_no_metrics_with_an_admin_port(settings: Settings) -> None:
     admin = settings.admin.model_copy(update={"port": free_port()})
     with pytest.raises(ConfigError, match="--targets"):
         check(settings.model_copy(update={"admin": admin}), 2, Path("targets.json"))

@@ -9,23 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.store.turns import spans_of
-from headgate.arrow import (
-    FEED_SCHEMA,
-    groups_from_arrow,
-    groups_to_arrow,
-)
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-    Probe,
-    Sampling,
-    TokenFlag,
-)
+from headgate.arrow import FEED_SCHEMA, groups_from_arrow, groups_to_arrow
+from headgate.types import Episode, Group, Node, Probe, Sampling, TokenFlag
 
 
 def test_flags_of_sampling_parameters() -> None:
@@ -108,16 +97,11 @@ def check_same(left: tuple[Group, ...], right: tuple[Group, ...]) -> None:
         assert all(same(x, y) for x, y in zip(a.nodes, b.nodes, strict=True))
 
 
-@given(groups())
-def test_groups_come_back_from_arrow_as_they_were(original: tuple[Group, ...]) -> None:
-    table = groups_to_arrow(original)
-    assert table.schema.equals(FEED_SCHEMA, check_metadata=True)
-    check_same(groups_from_arrow(table), original)
-
-
+@settings(max_examples=40)
 @given(groups())
 def test_groups_come_back_from_a_stream(original: tuple[Group, ...]) -> None:
     table = groups_to_arrow(original)
+    assert table.schema.equals(FEED_SCHEMA, check_metadata=True)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=2)
@@ -125,6 +109,7 @@ def test_groups_come_back_from_a_stream(original: tuple[Group, ...]) -> None:
         check_same(groups_from_arrow(reader.read_all()), original)
 
 
+@settings(max_examples=40)
 @given(groups())
 def test_a_feed_without_the_later_columns_is_read_with_what_stands_for_them(
     original: tuple[Group, ...],
@@ -161,7 +146,7 @@ def test_another_schema_version_is_refused(metadata: dict[str, str]) -> None:
 
 
 @given(st.lists(st.integers(0, 2), max_size=12))
-def test_spans_say_which_version_sampled_how_many_tokens(versions: list[int]) -> None:
+def test_spans_count_the_tokens_of_each_version(versions: list[int]) -> None:
     empty = np.empty(0)
     node = Node(0, -1, 0, True, empty, empty, np.asarray(versions, np.int32), empty)
     spans = spans_of(node)

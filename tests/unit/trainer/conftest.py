@@ -20,7 +20,7 @@ def _torch_is_left_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that computes in float64 throughout; the tiny Qwen3 normalises in float32 whatever its weights are."""
+    """A model that computes in float64 throughout; the tiny Qwen3 normalizes in float32 whatever its weights are."""
     directory = tmp_path_factory.mktemp("models") / "gpt2"
     torch.manual_seed(5)
     config = GPT2Config(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headgate.types import Episode, Group
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.config.settings import Settings
 from trainer.model import pretrained
@@ -32,15 +33,10 @@ def settings_of(
     **parallel: int,
 ) -> Settings:
     """Settings of a short run; `more` of `[model]`."""
-    return Settings.parse({
-        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model, "dtype": dtype, **(more or {})},
-        "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2},
-        "algorithm": algorithm,
-        "batch": {"tokens": 40},
-        "parallel": {"timeout_s": 60, **parallel},
-    })  # fmt: skip
+    given = {"batch": {"tokens": 40}, "parallel": {"timeout_s": 60, **parallel}}
+    optimizer = {"schedule": "cosine", "warmup_steps": 2}
+    tables = {"model": {"dtype": dtype, **(more or {})}, "optimizer": optimizer, "algorithm": algorithm}
+    return offline_settings(model, work, **tables, **given)
 
 
 def groups_of(version: int) -> list[Group]:

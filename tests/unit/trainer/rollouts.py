@@ -1,4 +1,4 @@
-"""Agents for the trainer's tests: they ask one question after the other, and know what they earn by the answer's text."""
+"""Agents for the trainer's tests: they send one question after the other, and compute the reward from the text of the reply."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ async def episodes(
     open_wait_s: float = 0.5,
     content: Callable[[str], Any] = str,
 ) -> AsyncIterator[None]:
-    """Groups of two episodes without end; the reward is a checksum of the answer. `content`: what is asked, of a question.
+    """Groups of two episodes without end; the reward is a checksum of the reply. `content` makes a message's content of
+    a question.
 
-    Every episode asks at a length of its own, for a fake engine answers prompts of one length alike, and equal rewards teach
-    nothing.
+    Every prompt has a length of its own, because a fake engine gives prompts of one length the same reply, and equal rewards
+    teach nothing.
     """
     number = itertools.count()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ path = "{model}"
 [optimizer]
 lr = 1e-2
 """
-"""The file of a run that asks no gateway."""
+"""The file of a run that needs no gateway."""
 
 
 class ProbelessTrainer(RankTrainer):
-    """The fake engine's log-probabilities are no model's, so a probe would rightly fail."""
+    """The fake engine's log-probabilities are not those of a model, so a probe would rightly fail."""
 
     def step(self, batch: Batch) -> dict[str, float]:
         measured = super().step(batch)
@@ -55,6 +55,17 @@ def settings_of(
         "optimizer": {"lr": 1e-3},
         "checkpoint": {"every": every},
     })  # fmt: skip
+
+
+def offline_settings(model: Path, work: Path, /, **tables: Mapping[str, Any]) -> Settings:
+    """Settings of a trainer that a test feeds without a gateway; `tables` are merged into these."""
+    values: dict[str, dict[str, Any]] = {
+        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
+        "gateway": {"url": "http://127.0.0.1:1"},
+        "model": {"path": model},
+        "optimizer": {"lr": 1e-3},
+    }
+    return Settings.parse(values | {name: values.get(name, {}) | {**table} for name, table in tables.items()})
 
 
 @asynccontextmanager

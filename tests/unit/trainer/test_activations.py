@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import group
-from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.errors import ConfigError
@@ -30,15 +29,6 @@ SIZES = {
 ROWS = [[*range(9), 20 + i, *range(30, 40)] for i in range(3)]
 
 
-@pytest.fixture(autouse=True)
-def _torch_is_left_as_it_was() -> Iterator[None]:
-    """A trainer sets the threads and determinism of the whole process."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-
-
 def policy_of(name: str) -> Policy:
     """A tiny random model; Gemma 2 slides its window in every other layer."""
     torch.manual_seed(3)
@@ -47,7 +37,7 @@ def policy_of(name: str) -> Policy:
 
 
 def gradients(policy: Policy) -> tuple[list[Tensor], int, list[int]]:
-    """The gradients, the bytes kept between the passes beside the weights, and how often each layer's MLP ran."""
+    """The gradients, the bytes kept between the passes in addition to the weights, and how often each layer's MLP ran."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     kept: dict[int, Tensor] = {}
     runs = [0] * len(policy.layers)
@@ -126,14 +116,9 @@ def test_a_learner_learns_the_same_with_less_kept(tiny_model: Path, tmp_path: Pa
     """bf16 shards the model, whose weights must be whole again when a layer is computed again."""
     found = []
     for every, offload in ((0, False), (1, False), (1, True)):
-        settings = Settings.parse({
-            "run": {"dir": tmp_path / "run", "steps": 1, "threads": 1},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {
-                "path": tiny_model, "dtype": dtype, "activation_checkpointing": every, "activation_offload": offload,
-            },
-            "optimizer": {"lr": 0.01, "offload": "host" if offload else "none"},
-        })  # fmt: skip
+        model = {"dtype": dtype, "activation_checkpointing": every, "activation_offload": offload}
+        optimizer = {"lr": 0.01, "offload": "host" if offload else "none"}
+        settings = offline_settings(tiny_model, tmp_path / "run", model=model, optimizer=optimizer)
         with (
             mock.patch.object(activations, "checkpoint", wraps=activations.checkpoint) as again,
             mock.patch.object(activations, "save_on_cpu", wraps=activations.save_on_cpu) as host,

@@ -1,4 +1,4 @@
-"""A trainer whose agents fail, or whose groups cannot teach anything: it ends and says why, or warns."""
+"""A trainer whose agents fail, or whose groups cannot teach anything: it ends and reports why, or warns."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_trainer_ends_with_a_sentence_when_its_agents_always_fail(
     assert all(row["error"].startswith("ValueError: boom\nTraceback") for row in failed)
 
 
-def test_the_live_view_says_how_the_agents_fare(tmp_path: Path) -> None:
+def test_the_live_view_reports_how_the_agents_fare(tmp_path: Path) -> None:
     log = tmp_path / "rollout.log"
     with Metrics(tmp_path, 2, Console(width=200), log) as metrics:
         metrics.collected(0, 16)
@@ -69,13 +69,13 @@ def test_the_live_view_says_how_the_agents_fare(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("group_size", "warned"), [(1, True), (2, False)])
-def test_groups_of_one_are_warned_of(tmp_path: Path, group_size: int, warned: bool) -> None:
+def test_groups_of_one_warn(tmp_path: Path, group_size: int, warned: bool) -> None:
     settings = settings_of(tmp_path, "http://x", tmp_path, group_size=group_size)
     assert ("every advantage is 0" in warn_single_episode_groups(settings)) is warned
 
 
 @pytest.mark.parametrize(
-    ("device", "weights", "environment", "said"),
+    ("device", "weights", "environment", "message"),
     [
         ("auto", 1_000, {}, ""),
         ("auto", 600_000_000, {}, "the model has 600 million weights"),
@@ -84,13 +84,13 @@ def test_groups_of_one_are_warned_of(tmp_path: Path, group_size: int, warned: bo
         ("cpu", 600_000_000, {"NVIDIA_VISIBLE_DEVICES": "1"}, ""),
     ],
 )
-def test_a_run_that_lands_on_the_cpu_unasked_is_warned_of(
-    tmp_path: Path, device: str, weights: int, environment: dict[str, str], said: str
+def test_a_run_that_falls_back_to_the_cpu_warns(
+    tmp_path: Path, device: str, weights: int, environment: dict[str, str], message: str
 ) -> None:
     settings = settings_of(tmp_path, "http://x", tmp_path)
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"device": device})})
     warning = cpu_warning(settings, weights, environment)
-    assert said in warning and bool(warning) is bool(said)
+    assert message in warning and bool(warning) is bool(message)
 
 
 async def test_a_second_trainer_in_the_folder_of_a_run_is_refused_with_the_process_that_has_it(

@@ -30,7 +30,7 @@ LIMIT_S = 120.0
 
 
 class SlowWrites:
-    """Checkpoints that are written beside training wait, before their first byte, until they are let through."""
+    """Checkpoints that are written during training wait, before their first byte, until the test releases them."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.begun, self.let_through = threading.Event(), threading.Event()
@@ -49,14 +49,14 @@ def is_whole(loop: TrainingLoop, version: int) -> bool:
     return (loop.trainer.checkpoints / f"v{version:06d}" / "state.json").exists()
 
 
-@pytest.mark.parametrize("every", [2, "auto"])
+@pytest.mark.parametrize("every", [2, pytest.param("auto", marks=pytest.mark.long)])
 async def test_steps_versions_and_acknowledgements_go_on_while_a_checkpoint_is_written(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: Any
 ) -> None:
     writes, steps = SlowWrites(monkeypatch), 6
     settings = settings_of(gateway, tiny_model, tmp_path, every=every, steps=steps)
     kept = {
-        name: getattr(settings, name).model_copy(update={"keep": steps}) for name in ("checkpoint", "weights")
+        name: getattr(settings, name).model_copy(update={"keep": steps}) for name in ("checkpoint", "publish")
     }
     settings = settings.model_copy(update=kept)
     if every == "auto":

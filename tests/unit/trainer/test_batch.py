@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.types import (
-    ABANDONED,
-    Episode,
-    Group,
-    TokenFlag,
-)
+from headgate.types import ABANDONED, Episode, Group, TokenFlag
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import REGISTRY, create
 from trainer.data.batch import Batch

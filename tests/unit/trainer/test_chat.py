@@ -1,4 +1,4 @@
-"""Which tokens of a conversation are learnt: what each family's model says, by hand, and nothing else."""
+"""Which tokens of a conversation are learned: what each family's model replies, by hand, and nothing else."""
 
 from __future__ import annotations
 
@@ -69,27 +69,29 @@ QUIET = "<think>\n\n</think>\n\n"
         ("phi4-mini", "A1 as.<|end|>", "A2 the é<|end|>", 1),
     ],
 )
-def test_every_turn_of_the_assistant_is_learnt_to_its_end_and_no_other_token(
+def test_every_turn_of_the_assistant_is_learned_to_its_end_and_no_other_token(
     family: str, first: str, second: str, branches: int
 ) -> None:
     """And each in the context that the template gives it, in the tokens that the tokenizer makes of the whole text."""
     tokenizer = reference(family)
     nodes = template_of(family).nodes(TALK)
-    said = [node for node in nodes if node.sampled]
-    assert nodes[0].ids.tolist() == renderer(family).render(TALK[:1], []), "a gateway asks so"
-    assert [tokenizer.decode(node.ids) for node in said] == [first, second]
+    learned = [node for node in nodes if node.sampled]
+    assert nodes[0].ids.tolist() == renderer(family).render(TALK[:1], []), "a gateway renders the same prompt"
+    assert [tokenizer.decode(node.ids) for node in learned] == [first, second]
     assert sum(node.parent < 0 for node in nodes) == branches
-    for node, turn in zip(said, (2, 4), strict=True):
+    for node, turn in zip(learned, (2, 4), strict=True):
         text = tokenizer.apply_chat_template(TALK[:turn], tokenize=False)
-        asked = tokenizer.apply_chat_template(TALK[: turn - 1], tokenize=False, add_generation_prompt=True)
+        prompt_text = tokenizer.apply_chat_template(
+            TALK[: turn - 1], tokenize=False, add_generation_prompt=True
+        )
         whole = tokenizer(text, add_special_tokens=False)["input_ids"]
         path = path_of(nodes, node)
         assert path == whole[: len(path)]
-        assert tokenizer.decode(path) == asked + (first, second)[turn // 2 - 1]
+        assert tokenizer.decode(path) == prompt_text + (first, second)[turn // 2 - 1]
 
 
-def test_what_the_template_is_told_of_thinking_counts() -> None:
-    """Qwen3 without thoughts is asked with the empty ones, so they are not learnt."""
+def test_arguments_of_the_template_about_thinking_count() -> None:
+    """The prompt of Qwen3 without thoughts ends with empty ones, so they are not learned."""
     nodes = template_of("qwen3", enable_thinking=False).nodes(TALK)
     assert [reference("qwen3").decode(node.ids) for node in nodes if node.sampled] == [
         "A1 as.<|im_end|>",
@@ -97,22 +99,22 @@ def test_what_the_template_is_told_of_thinking_counts() -> None:
     ]
 
 
-def test_thoughts_are_learnt_where_they_were_thought_and_gone_from_the_turns_after() -> None:
+def test_thoughts_are_learned_in_their_turn_and_absent_from_the_turns_after() -> None:
     talk = [dict(message) for message in TALK]
     talk[1]["reasoning_content"] = "hm"
     nodes = template_of("qwen3").nodes(talk)
-    said = [node for node in nodes if node.sampled]
+    learned = [node for node in nodes if node.sampled]
     decode = reference("qwen3").decode
-    assert decode(said[0].ids) == "<think>\nhm\n</think>\n\nA1 as.<|im_end|>"
-    assert "hm" not in decode(path_of(nodes, said[1]))
+    assert decode(learned[0].ids) == "<think>\nhm\n</think>\n\nA1 as.<|im_end|>"
+    assert "hm" not in decode(path_of(nodes, learned[1]))
 
 
-def test_calls_of_tools_are_learnt_and_what_tools_answer_is_not() -> None:
+def test_tool_calls_are_learned_and_their_results_are_not() -> None:
     nodes = template_of("qwen2.5").nodes(USED, TOOLS)
     decode = reference("qwen2.5").decode
     call = '<tool_call>\n{"name": "look", "arguments": {"text": "x"}}\n</tool_call><|im_end|>'
     assert [decode(node.ids) for node in nodes if node.sampled] == [call, "done<|im_end|>"]
-    assert '"name": "look"' in decode(nodes[0].ids), "the model is told of the tool"
+    assert '"name": "look"' in decode(nodes[0].ids), "the prompt describes the tool"
     assert "<tool_response>\nseen\n</tool_response>" in decode(nodes[2].ids)
 
 
@@ -125,7 +127,7 @@ def test_a_turn_of_weight_0_is_context() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "messages", "said"),
+    ("family", "messages", "message"),
     [
         ("deepseek r1", TALK, "message 1: .* does not begin with its prompt"),
         ("glm4.5", TALK, "message 1: .* no token at which engines stop"),
@@ -134,8 +136,8 @@ def test_a_turn_of_weight_0_is_context() -> None:
         ("qwen2.5", ["hi"], '"role"'),
     ],
 )
-def test_what_cannot_be_learnt_exactly_is_refused(family: str, messages: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_learned_exactly_is_refused(family: str, messages: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         template_of(family).nodes(messages)
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint sees of damage, of a full disk and of another model, and what writing one costs."""
+"""What a checkpoint detects of damage, of a full disk and of another model, and what writing one costs."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def test_damage_is_found_and_named_and_the_older_checkpoint_is_whole(
     DAMAGE[name](newest)
     with pytest.raises(CheckpointDamaged) as found:
         RankTrainer.open(settings)
-    said = str(found.value)
-    assert "\n" not in said and "Errno" not in said
-    assert said.startswith(f"{newest} is damaged: ") and "--from-older" in said
+    message = str(found.value)
+    assert "\n" not in message and "Errno" not in message
+    assert message.startswith(f"{newest} is damaged: ") and "--from-older" in message
     trainer = RankTrainer.open(settings, older=True)
     assert (trainer.version, trainer.damaged) == (1, [newest])
     trainer.rename_damaged()
@@ -115,15 +115,15 @@ def test_no_whole_checkpoint_is_an_error_and_not_a_fresh_start(tiny_model: Path,
 
 
 def opened_on_two(settings: Settings) -> tuple[str, int, float]:
-    """What a rank says of a damaged newest checkpoint, and the version and a weight of the older one."""
-    said = ""
+    """The error of a rank about a damaged newest checkpoint, and the version and a weight of the older one."""
+    message = ""
     try:
         RankTrainer.open(settings)
     except CheckpointDamaged as error:
-        said = str(error)
+        message = str(error)
     trainer = RankTrainer.open(settings, older=True)
     weight = parallel.whole(next(trainer.model.parameters()).detach())
-    return said, trainer.version, float(weight.double().sum())
+    return message, trainer.version, float(weight.double().sum())
 
 
 def written_on_two(settings: Settings) -> None:
@@ -137,7 +137,13 @@ def written_on_two(settings: Settings) -> None:
     return shutdown_ranks(trainer)
 
 
-@pytest.mark.parametrize("name", ["a flipped bit", "a state that is a list", "no shard"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a flipped bit",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("a state that is a list", "no shard")),
+    ],
+)
 def test_two_ranks_agree_on_damage_and_on_the_older_checkpoint(
     tiny_model: Path, tmp_path: Path, name: str
 ) -> None:
@@ -209,10 +215,10 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(CheckpointError) as found:
         trainer.save_checkpoint()
-    said = str(found.value)
-    assert "\n" not in said and "Errno" not in said
-    assert said.startswith(f"{trainer.checkpoints / 'v000003'} cannot be written: the disk of")
-    assert "make room" in said
+    message = str(found.value)
+    assert "\n" not in message and "Errno" not in message
+    assert message.startswith(f"{trainer.checkpoints / 'v000003'} cannot be written: the disk of")
+    assert "make room" in message
     assert sorted(path.name for path in trainer.checkpoints.glob("*v*")) == [
         ".v000002.whole", "v000001", "v000002",
     ]  # fmt: skip
@@ -221,8 +227,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
 
 
 def fills_up(settings: Settings) -> list[str]:
-    """What a rank says while the disk fills up as the second one writes, and once more while the first one begins."""
-    trainer, said = RankTrainer.open(settings), []
+    """The errors of a rank while the disk fills up as the second one writes, and again while the first one begins."""
+    trainer, messages = RankTrainer.open(settings), []
     for failing in ("second", "first"):
         with pytest.MonkeyPatch.context() as patch:
             if failing == "second" and not trainer.ranks.is_rank_zero:
@@ -233,8 +239,8 @@ def fills_up(settings: Settings) -> list[str]:
             try:
                 trainer.save_checkpoint()
             except CheckpointError as error:
-                said.append(str(error))
-    return said
+                messages.append(str(error))
+    return messages
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -246,8 +252,8 @@ def test_two_ranks_agree_on_a_full_disk_and_leave_nothing(tiny_model: Path, tmp_
     (tmp_path / "checkpoints").mkdir()
     first, second = on_ranks(2, fills_up, settings)
     assert first == second and len(first) == 2
-    for said in first:
-        assert "\n" not in said and "v000000 cannot be written: the disk of" in said
+    for message in first:
+        assert "\n" not in message and "v000000 cannot be written: the disk of" in message
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 

@@ -11,12 +11,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from headgate.client.agents import CommandAgent
 from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
 from trainer.config.run import GatewaySettings
 from trainer.config.settings import Settings
-from trainer.config.state import WeightsSettings
+from trainer.config.state import PublishSettings
 from trainer.errors import ConfigError, GatewayUnreachable
+from trainer.evaluation.episodes import Evaluation
 from trainer.loop.children import gateway_process, rollout_process, url_of, weights_process
 
 
@@ -36,11 +38,11 @@ def written(directory: Path, text: str) -> Path:
         ('[server]\nhost = "::1"', "http://[::1]:8000"),
     ],
 )
-def test_the_gateway_is_where_its_file_says(tmp_path: Path, text: str, url: str) -> None:
+def test_the_url_of_the_gateway_comes_from_its_file(tmp_path: Path, text: str, url: str) -> None:
     assert url_of(written(tmp_path, text)) == url
 
 
-def test_a_file_that_does_not_say_where_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_without_a_usable_address_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gateway\.toml: with \[server\] port = 0"):
         url_of(written(tmp_path, "[server]\nport = 0"))
     with pytest.raises(ConfigError, match=r"\[gateway\] config .*gateway\.toml: "):
@@ -57,7 +59,7 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
     async def start(*given: Any) -> Any:
         started.append(given)
 
-        async def ready(_answers: Any, limit_s: float, _say: Any) -> None:
+        async def ready(_answers: Any, limit_s: float, _report: Any) -> None:
             started.append(limit_s)
 
         return SimpleNamespace(stop=None, ready=ready)
@@ -77,7 +79,7 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
     assert argv[1:] == ["-m", "gateway.cli", "serve", "--config", str(config)]
 
 
-async def test_whatever_listens_there_already_is_not_taken_for_the_gateway(tmp_path: Path) -> None:
+async def test_another_server_at_the_address_is_not_taken_for_the_gateway(tmp_path: Path) -> None:
     async def nothing(scope: Any, _receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await send({"type": "http.response.start", "status": 404, "headers": []})
@@ -90,12 +92,12 @@ async def test_whatever_listens_there_already_is_not_taken_for_the_gateway(tmp_p
             await gateway_process(stack, GatewaySettings(config=config), tmp_path)
 
 
-async def test_a_trainer_that_sends_to_engines_has_a_server_that_asks_for_its_key(tmp_path: Path) -> None:
+async def test_a_trainer_that_sends_to_engines_has_a_server_that_requires_its_key(tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     values = {"transport": "collective", "listen": f"127.0.0.1:{port}", "key": "of-the-weights"}
     async with AsyncExitStack() as stack:
-        watched = await weights_process(stack, WeightsSettings.model_validate(values), tmp_path / "weights")
+        watched = await weights_process(stack, PublishSettings.model_validate(values), tmp_path / "weights")
         assert watched is not None
         stack.callback(watched.work.close)
         ask = {"backend": "gloo", "workers": 1, "timeout_s": 5}
@@ -131,3 +133,33 @@ async def test_the_driver_gets_the_runs_seed_its_time_limit_and_where_the_order_
         options = dict(zip(started[-1][6::2], started[-1][7::2], strict=True))
         assert (options["--seed"], options["--timeout"]) == ("7", "30.0")
         assert options["--order-state"] == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("reward", "flags"), [("agent", []), ("exit-code", ["--exit-code-reward"]), ("grader", ["--grade"])]
+)
+async def test_a_command_runs_in_training_and_in_evaluations(
+    reward: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    async def start(_name: str, argv: list[str], *_rest: Any) -> Any:
+        started.append(argv)
+        return SimpleNamespace(stop=None)
+
+    monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
+    monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
+    rollout = {"command": ["sh", "agent.sh", "--fast"], "reward": reward, "tasks": "tasks.jsonl"}
+    settings = Settings.parse({
+        "run": {"dir": str(tmp_path), "steps": 1},
+        "gateway": {"url": "http://127.0.0.1:1"},
+        "model": {"path": "model"},
+        "optimizer": {"lr": 1e-3},
+        "rollout": rollout,
+        "eval": {"tasks": ["held-out.jsonl"]},
+    })  # fmt: skip
+    await rollout_process(AsyncExitStack(), settings, "http://127.0.0.1:1")
+    assert started[0][-len(flags) - 4 :] == [*flags, "--", "sh", "agent.sh", "--fast"]
+    evaluation = Evaluation.of(settings)
+    assert (evaluation.command, evaluation.reward) == (("sh", "agent.sh", "--fast"), reward)
+    assert isinstance(evaluation.load(), CommandAgent)

@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headgate.types import (
-    ABANDONED,
-    CRASHED_ATTEMPT,
-    Episode,
-    Group,
-    Node,
-)
+from headgate.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import create
 from trainer.algorithms.grpo import GrpoSettings
@@ -28,7 +22,7 @@ from trainer.data import credit
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError
 
-NORMALISED = create(GrpoSettings())
+NORMALIZED = create(GrpoSettings())
 CENTERED = create(GrpoSettings(normalize_std=False))
 
 
@@ -71,16 +65,16 @@ def by_call(members: Group, algorithm: Any = CENTERED, **settings: Any) -> list[
 # By episode
 
 
-def test_by_default_all_of_an_episode_has_what_the_algorithm_says_of_its_reward() -> None:
+def test_by_default_all_of_an_episode_has_the_advantage_of_its_reward() -> None:
     rng = np.random.default_rng(1)
     members = [
         group(*(episode(f"{i}", float(rng.normal()), *turns(0.1, None)) for i in range(5))),
         group(episode("none", 0.3), *(episode(f"{i}", float(i), *turns(0.7)) for i in range(2))),
     ]
-    found = credit.advantages(members, NORMALISED, CreditSettings())
+    found = credit.advantages(members, NORMALIZED, CreditSettings())
     for one, advantages in zip(members, found, strict=True):
         rewards = torch.tensor([e.reward for e in one.episodes], dtype=torch.float64)
-        (expected,) = NORMALISED.advantages([rewards])
+        (expected,) = NORMALIZED.advantages([rewards])
         assert advantages == [
             dict.fromkeys((n.index for n in e.nodes), value)
             for e, value in zip(one.episodes, expected.tolist(), strict=True)
@@ -89,7 +83,7 @@ def test_by_default_all_of_an_episode_has_what_the_algorithm_says_of_its_reward(
 
 
 class WholeBatch:
-    """An algorithm that must see the rewards of all groups at once: centered over the batch."""
+    """An algorithm that must see the rewards of all groups together: centered over the batch."""
 
     reward_kl = 0.0
 
@@ -97,7 +91,7 @@ class WholeBatch:
         return [some - torch.cat([*rewards]).mean() for some in rewards]
 
 
-def test_an_algorithm_of_the_whole_batch_is_shown_all_groups() -> None:
+def test_an_algorithm_of_the_whole_batch_receives_all_groups() -> None:
     members = [
         group(episode("a", 1.0, *turns(0.0)), episode("b", 2.0)),
         group(episode("c", 6.0, *turns(0.0))),
@@ -110,8 +104,8 @@ def test_an_algorithm_of_the_whole_batch_is_shown_all_groups() -> None:
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_the_returns_of_k_th_calls_are_compared(discount: float, normalise: bool) -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_returns_of_k_th_calls_are_compared(discount: float, normalize: bool) -> None:
     """Loops over the formulas: rewards to go, then mean and standard deviation over those episodes that came so far."""
     rng = np.random.default_rng(7)
     own = [float(rng.normal()) for _ in range(6)]
@@ -137,9 +131,9 @@ def test_the_returns_of_k_th_calls_are_compared(discount: float, normalise: bool
             mine = sum(discount ** (j - k) * values[j] for j in range(k, len(values)))
             mean = math.fsum(to_go) / len(to_go)
             spread = math.sqrt(math.fsum((x - mean) ** 2 for x in to_go) / len(to_go))
-            scale = spread + 1e-4 if normalise else 1.0
+            scale = spread + 1e-4 if normalize else 1.0
             expected[i].append((mine - mean) / scale if len(to_go) > 1 else 0.0)
-    found = by_call(members, NORMALISED if normalise else CENTERED, discount=discount)
+    found = by_call(members, NORMALIZED if normalize else CENTERED, discount=discount)
     assert sorted(map(len, found)) != [0] * 6
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
@@ -151,13 +145,13 @@ def test_rewards_that_cancel_but_for_rounding_give_no_advantage() -> None:
     assert sum(posted) != sum(reversed(posted))
     one = episode("a", 0.0, *turns(*posted, 0.0))
     other = episode("b", 0.0, *turns(0.1, 0.2, 0.2, 0.0, 0.0))
-    found = by_call(group(one, other), NORMALISED)
+    found = by_call(group(one, other), NORMALIZED)
     full = 0.05 / (0.05 + 1e-4)
     assert found[0] == pytest.approx([full, full, full, 0.0], abs=1e-9)
     assert found[1] == pytest.approx([-full, -full, -full, 0.0, 0.0], abs=1e-9)
 
 
-def test_what_answered_nobody_is_no_call_and_what_was_posted_elsewhere_comes_at_the_end() -> None:
+def test_unused_turns_are_not_calls_and_rewards_posted_elsewhere_count_at_the_end() -> None:
     """An abandoned turn and a crashed attempt are not counted; a turn of a doubtful version is. A reward on a call to another
     model is in the episode's sum alone."""
     one = episode(
@@ -225,14 +219,14 @@ def test_a_baseline_for_each_turn_does_not_pay_for_going_on_or_for_stopping() ->
 
     assert expected_gradients(ours) == pytest.approx((2 * by_continuing, with_baseline * by_first), abs=1e-12)
 
-    def centred_first(rewards: list[list[float]]) -> list[list[float]]:
+    def centered_first(rewards: list[list[float]]) -> list[list[float]]:
         means = [float(np.mean([r[k] for r in rewards if len(r) > k] or [0.0])) for k in range(2)]
         return [
             [sum(x - m for x, m in list(zip(r, means, strict=False))[k:]) for k in range(len(r))]
             for r in rewards
         ]
 
-    wrong, _ = expected_gradients(centred_first)
+    wrong, _ = expected_gradients(centered_first)
     assert wrong < -0.1 < 0.1 < 2 * by_continuing
 
 
@@ -251,7 +245,7 @@ def test_a_truncated_episode_is_masked_whole() -> None:
         ["overlong", "overlong"], ["", ""], [CRASHED_ATTEMPT, ""], [""],
     ]  # fmt: skip
     assert all(n.mask_reason == "" for e in masked.episodes for n in e.nodes if not n.sampled)
-    advantages = [credit.advantages([g], NORMALISED, CreditSettings()) for g in (members, masked)]
+    advantages = [credit.advantages([g], NORMALIZED, CreditSettings()) for g in (members, masked)]
     assert advantages[0] == advantages[1], "its reward still counts in the baseline"
 
 
@@ -261,7 +255,7 @@ def test_by_call_only_the_truncated_call_is_masked() -> None:
     assert [n.mask_reason for n in masked.episodes[0].nodes] == ["", "overlong", "", ""]
 
 
-def test_a_truncated_episode_is_penalised_once_and_a_truncated_call_by_itself() -> None:
+def test_a_truncated_episode_is_penalized_once_and_a_truncated_call_by_itself() -> None:
     members = group(
         episode("cut", 1.0, (None, 3, "length"), (None, 2, "length")),
         episode("whole", 1.0, *turns(None, None)),
@@ -290,7 +284,7 @@ def replace_settings(settings: CreditSettings, **values: Any) -> CreditSettings:
 
 
 def test_the_length_that_is_punished_is_an_episodes_or_a_calls() -> None:
-    """Without prompts, and without what answered nobody."""
+    """Without prompts, and without turns that no client received."""
     members = group(
         episode(
             "long", 0.0, (None, 9, "stop"), (None, 6, "stop"), (None, 50, "stop"), masks=["", "", ABANDONED]

@@ -1,4 +1,4 @@
-"""`trainer run --dry-run`: what it says, that it writes nothing, and that it is stopped by what would stop a run."""
+"""`trainer run --dry-run`: its report, that it writes nothing, and that it fails where a run would."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def everything_in(folder: Path) -> dict[Path, bytes]:
 def test_a_dry_run_computes_a_full_micro_batch_and_writes_nothing(
     invoke: Invoke, config: Path, tmp_path: Path
 ) -> None:
-    code, said, text = invoke("--dry-run")
+    code, report, text = invoke("--dry-run")
     assert code == 0, text
     assert [path.name for path in tmp_path.iterdir()] == ["trainer.toml"]
-    assert said["tokenizer"] == 256 + len(SPECIALS) + len(MARKS) and said["memory"]["fits"] is None
-    assert "http://127.0.0.1:1 does not respond" in said["gateway"]
-    done = said["pass"]
+    assert report["tokenizer"] == 256 + len(SPECIALS) + len(MARKS) and report["memory"]["fits"] is None
+    assert "http://127.0.0.1:1 does not respond" in report["gateway"]
+    done = report["pass"]
     assert (done["version"], done["tokens"], done["peak"]) == (0, 256, None)
     assert done["grad_norm"] > 0 and done["seconds"] > 0 and done["optimizer_s"] > 0
     trainer = RankTrainer.open(Settings.load(config))
     trainer.train([group("g", [1.0, 0.0])])
     trainer.save_checkpoint()
     before = everything_in(tmp_path)
-    code, said, _ = invoke("--dry-run")
-    assert (code, said["pass"]["version"]) == (0, 1), "the run would go on from its checkpoint"
+    code, report, _ = invoke("--dry-run")
+    assert (code, report["pass"]["version"]) == (0, 1), "the run would go on from its checkpoint"
     assert everything_in(tmp_path) == before
 
 
@@ -88,9 +88,9 @@ def test_every_kind_of_batch_is_rehearsed(invoke: Invoke, algorithm: str, credit
         "--set",
         "algorithm.kl_coef=0.1",
     )
-    code, said, text = invoke("--dry-run", *changes)
+    code, report, text = invoke("--dry-run", *changes)
     assert code == 0, text
-    assert said["pass"]["grad_norm"] > 0 and said["memory"]["device"]["reference model"] > 0
+    assert report["pass"]["grad_norm"] > 0 and report["memory"]["device"]["reference model"] > 0
 
 
 def test_shapes_alone_need_no_weights(invoke: Invoke, tiny_model: Path, tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_shapes_alone_need_no_weights(invoke: Invoke, tiny_model: Path, tmp_path
     bare.mkdir()
     (bare / "config.json").write_text((tiny_model / "config.json").read_text())
     for arguments in (("--dry-run", "--meta"), ("--dry-run", "--set", f"model.path={bare}")):
-        code, said, text = invoke(*arguments)
-        assert (code, said["pass"], said["tokenizer"]) == (0, None, None), text
-        assert said["memory"]["weights"] > 0 and "only shapes" in text
+        code, report, text = invoke(*arguments)
+        assert (code, report["pass"], report["tokenizer"]) == (0, None, None), text
+        assert report["memory"]["weights"] > 0 and "only shapes" in text
     assert invoke("--dry-run", "--meta", "--memory", "1MiB")[0] == 1
 
 
@@ -112,8 +112,8 @@ def test_the_disk_is_compared_with_what_checkpoints_take(
     trainer.train([group("g", [1.0, 0.0])])
     written = sum(path.stat().st_size for path in trainer.save_checkpoint().rglob("*") if path.is_file())
     arguments = ("--dry-run", "--meta") if shapes_alone else ("--dry-run",)
-    code, said, text = invoke(*arguments)
-    space = said["checkpoints"]
+    code, report, text = invoke(*arguments)
+    space = report["checkpoints"]
     assert (code, space["fits"]) == (0, True), text
     assert space["checkpoint"] == pytest.approx(written, rel=0.15), (
         "its header, and random numbers, are in no plan"
@@ -121,8 +121,8 @@ def test_the_disk_is_compared_with_what_checkpoints_take(
     assert space["needed"] == 2 * space["checkpoint"], "three, [checkpoint] keep and one, and one is there"
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=space["needed"] - 1))
-    code, said, text = invoke(*arguments)
-    assert (code, said["checkpoints"]["fits"]) == (
+    code, report, text = invoke(*arguments)
+    assert (code, report["checkpoints"]["fits"]) == (
         0 if shapes_alone else 1,
         False,
     ) and "make room, lower [checkpoint] keep" in text

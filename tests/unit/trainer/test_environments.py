@@ -12,11 +12,7 @@ from typing import Any
 
 import pytest
 
-from headgate.client import (
-    EpisodeOutcome,
-    EpisodeRunner,
-    Task,
-)
+from headgate.client import EpisodeOutcome, EpisodeRunner, Task
 from headgate.client.environment import EnvironmentAgent
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import ScriptedEngine, scripted_gateway
@@ -24,6 +20,7 @@ from tests.unit.trainer.runs import loop_of, settings_of, train_one
 
 ROOT = Path(__file__).parents[3]
 FOREIGN = ROOT / "tests" / "environments"
+FOREIGN_MARKS = [pytest.mark.clients, pytest.mark.long]  # `make test-all` installs what they need
 EVEN = "0 2 4 6 8 10 12 14 16"
 
 
@@ -60,12 +57,14 @@ CASES = [
         "verifiers",
     ),
 ]
+MARKS: dict[str | None, Any] = {
+    None: (),
+    "verifiers": pytest.mark.clients,
+    "inspect": [pytest.mark.clients, pytest.mark.long],
+}
 each = pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(c, marks=pytest.mark.clients if c.installed else (), id=c.name.split(":")[0])
-        for c in CASES
-    ],
+    [pytest.param(c, marks=MARKS[c.installed], id=c.name.split(":")[0]) for c in CASES],
 )
 
 

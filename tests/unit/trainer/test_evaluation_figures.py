@@ -1,4 +1,4 @@
-"""The figures of an evaluation: what chance, counted out draw by draw, says they are."""
+"""The figures of an evaluation: the expected values, counted draw by draw."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def test_pass_at_k_of_many_samples_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(
-    "rewards",
-    [[0.5], [0.0, 1.0, 0.5], [-2.0, -1.0, None], [None, None], [1.0, 1.0, 0.25, None, 0.0, -3.0]],
+    "rewards", [[0.5], [0.0, 1.0, 0.5], [-2.0, -1.0, None], [None, None], [1.0, 1.0, 0.25, None, 0.0, -3.0]]
 )
 def test_best_of_k_is_the_mean_over_all_draws_of_the_best_that_did_not_fail(
     rewards: Sequence[float | None],
@@ -64,12 +63,12 @@ def test_the_interval_of_single_samples_is_that_of_independent_ones() -> None:
 def test_samples_that_repeat_their_task_make_the_interval_no_narrower() -> None:
     once = [[0.0], [1.0], [1.0], [0.25]]
     assert interval([task * 8 for task in once]) == pytest.approx(interval(once))
-    apart = interval([[0.0, 1.0]] * 16)
-    assert apart == (0.5, 0.5), "every task's mean is the same, so more tasks would say the same"
+    separate = interval([[0.0, 1.0]] * 16)
+    assert separate == (0.5, 0.5), "every task's mean is the same, so more tasks would change nothing"
     assert interval([[1.0, None], [None, None]]) is None
 
 
-def test_the_interval_holds_the_true_mean_as_often_as_it_says() -> None:
+def test_the_interval_contains_the_true_mean_as_often_as_stated() -> None:
     """Tasks of different difficulty, four samples each: an interval that took samples for independent would hold it less."""
     rng, held = random.Random(7), 0
     for _ in range(1000):
@@ -107,12 +106,7 @@ def test_a_task_is_solved_from_the_reward_on_that_the_settings_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "ks"),
-    [
-        ({}, (1,)),
-        ({"samples": 8}, (1, 2, 4, 8)),
-        ({"samples": 10}, (1, 2, 4, 8, 10)),
-    ],
+    ("values", "ks"), [({}, (1,)), ({"samples": 8}, (1, 2, 4, 8)), ({"samples": 10}, (1, 2, 4, 8, 10))]
 )
 def test_the_k_that_are_shown(values: dict[str, Any], ks: tuple[int, ...]) -> None:
     assert EvalSettings(**values).ks == ks
@@ -128,13 +122,13 @@ def test_nothing_is_warned_of_where_one_version_sampled_every_episode() -> None:
         "samples": 2,
     }
     assert warnings(clean) == []
-    for change, said in (
+    for change, message in (
         ({"versions": {"4": 4}}, "several versions"),
         ({"failed": 1}, "1 of 4 episodes failed"),
         ({"temperature": 0.0}, "greedy samples"),
     ):
-        (told,) = warnings(clean | change)
-        assert said in told
+        (warning,) = warnings(clean | change)
+        assert message in warning
 
 
 def test_an_outcome_that_is_lost_or_late_moves_no_other_into_another_task() -> None:

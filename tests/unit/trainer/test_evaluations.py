@@ -1,4 +1,4 @@
-"""Evaluation beside training: by which version, how often, and what a crash leaves of it."""
+"""Evaluation during training: by which version, how often, and what a crash leaves of it."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ async def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def let_through(gate: Path, work: asyncio.Task[None]) -> None:
-    """Waits until an agent is at the gate, and opens it for that one; the loop goes on meanwhile."""
+    """Waits until an agent is at the gate, and opens it for that one, while the loop continues."""
 
     def opens() -> bool:
-        with suppress(OSError):  # nobody reads yet
+        with suppress(OSError):  # no agent reads yet
             os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
             return True
         return False
@@ -77,7 +77,7 @@ def evaluating(
 
 @asynccontextmanager
 async def running(loop: TrainingLoop) -> AsyncIterator[asyncio.Task[None]]:
-    """The loop beside a test; what it began is ended with it."""
+    """The loop in the background of a test; what it began is ended with it."""
     work = asyncio.create_task(loop.train(), name="trainer")
     try:
         yield work
@@ -105,7 +105,7 @@ async def is_rewarded(gateway: RunningGateway, task: str) -> bool:
 
 
 @pytest.mark.usefixtures("forks")
-async def test_versions_are_evaluated_before_training_beside_it_and_at_its_end(
+async def test_versions_are_evaluated_before_during_and_after_training(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = evaluating(gateway, tiny_model, tmp_path, steps=3, every=2)
@@ -142,7 +142,7 @@ async def test_versions_are_evaluated_before_training_beside_it_and_at_its_end(
 async def test_the_next_version_waits_for_an_evaluation_that_is_pinned_and_for_no_other(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, gate: Path, pinned: bool
 ) -> None:
-    """Everything but the publishing goes on meanwhile: the next step has its checkpoint."""
+    """Only publishing waits: the next step has its checkpoint."""
     settings = evaluating(gateway, tiny_model, tmp_path, gate, steps=1, pinned=pinned)
     async with loop_of(gateway, settings) as loop:
         published: list[bool] = []
@@ -205,6 +205,7 @@ async def test_an_interrupted_evaluation_is_begun_again_and_one_that_ended_is_no
     assert Counter(episode["task_id"] for episode in await evaluated(gateway)) == count
 
 
+@pytest.mark.long
 async def test_a_start_with_a_newer_checkpoint_evaluates_what_engines_still_run_before_it_publishes(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, gate: Path
 ) -> None:
@@ -226,7 +227,7 @@ async def test_a_start_with_a_newer_checkpoint_evaluates_what_engines_still_run_
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ({"agent": "tests.harness.no_such_module:solve"}, "no_such_module"),
         ({"timeout_s": 0.05}, "longer than [eval] timeout_s = 0.05 s"),
@@ -239,7 +240,7 @@ async def test_training_goes_on_without_an_evaluation_that_fails(
     gate: Path,
     capfd: pytest.CaptureFixture[str],
     table: dict[str, Any],
-    said: str,
+    message: str,
 ) -> None:
     settings = evaluating(gateway, tiny_model, tmp_path, gate, steps=1, **table)
     async with (
@@ -249,9 +250,9 @@ async def test_training_goes_on_without_an_evaluation_that_fails(
     ):
         await loop.train()
     assert [len(some) for some in lines(settings)] == [0, 1]
-    told = " ".join(capfd.readouterr().err.split())
-    assert told.count("failed, and training continues") == 2
-    assert said in told
+    output = " ".join(capfd.readouterr().err.split())
+    assert output.count("failed, and training continues") == 2
+    assert message in output
 
 
 def test_evaluation_during_training_needs_an_agent(

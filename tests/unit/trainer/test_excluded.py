@@ -1,4 +1,4 @@
-"""Episodes that fail are counted beside the reward, and too many of them end a run, whoever runs the agents."""
+"""Episodes that fail are counted next to the reward, and too many of them end a run, whichever process runs the agents."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ import openai
 import pytest
 
 from gateway.grading import grading as gateway_grading
-from headgate.client import (
-    AgentCrashed,
-    EpisodeRunner,
-    Task,
-    driver,
-)
+from headgate.client import AgentCrashed, EpisodeRunner, Task, driver
 from headgate.client.agents import FunctionAgent
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import within

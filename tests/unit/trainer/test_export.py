@@ -37,8 +37,8 @@ def test_an_export_is_the_checkpoint_as_transformers_reads_it(config: Path, tmp_
         weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
     for arguments, expected in (([], weights[1]), (["--version", 1], weights[0])):
         out = tmp_path / f"out{len(arguments)}"
-        code, said = invoke(config, "--out", out, *arguments)
-        assert code == 0, said
+        code, output = invoke(config, "--out", out, *arguments)
+        assert code == 0, output
         found = AutoModelForCausalLM.from_pretrained(out).state_dict()
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], value) for name, value in expected.items())
@@ -47,21 +47,25 @@ def test_an_export_is_the_checkpoint_as_transformers_reads_it(config: Path, tmp_
     assert not torch.equal(*(w["model.embed_tokens.weight"] for w in weights))
 
 
-def test_what_cannot_be_exported_is_said(config: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_an_error_with_its_reason(config: Path, tmp_path: Path) -> None:
     assert invoke(config, "--out", tmp_path)[0] == 2
-    code, said = invoke(config, "--out", tmp_path / "out")
-    assert (code, "has no checkpoint" in said) == (1, True)
+    code, output = invoke(config, "--out", tmp_path / "out")
+    assert (code, "has no checkpoint" in output) == (1, True)
     trainer = RankTrainer.open(Settings.load(config))
     trainer.train([group("g", [1.0, 0.0])])
     trainer.save_checkpoint()
-    code, said = invoke(config, "--out", tmp_path / "out", "--version", 7)
-    assert (code, "no checkpoint of version 7; existing: 1" in said) == (1, True)
+    code, output = invoke(config, "--out", tmp_path / "out", "--version", 7)
+    assert (code, "no checkpoint of version 7; existing: 1" in output) == (1, True)
     trainer.train([group("h", [1.0, 0.0], version=1)])
     (trainer.save_checkpoint() / "state.json").write_text("")
-    code, said = invoke(config, "--out", tmp_path / "out")
-    assert (code, "v000002 is damaged: state.json" in said) == (1, True), "the older one is not taken for it"
+    code, output = invoke(config, "--out", tmp_path / "out")
+    assert (code, "v000002 is damaged: state.json" in output) == (1, True), (
+        "the older one is not taken for it"
+    )
     assert not (tmp_path / "out").exists()
     assert invoke(config, "--out", tmp_path / "out", "--version", 1)[0] == 0
     (tmp_path / "file").write_text("")
-    code, said = invoke(config, "--out", tmp_path / "file" / "out", "--version", 1)
-    assert (code, said.count("\n"), "file/out cannot be written: File exists" in said) == (1, 1, True), said
+    code, output = invoke(config, "--out", tmp_path / "file" / "out", "--version", 1)
+    assert (code, output.count("\n"), "file/out cannot be written: File exists" in output) == (1, 1, True), (
+        output
+    )

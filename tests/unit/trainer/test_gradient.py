@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, Node, TokenFlag
 from tests.harness.plain_model import plain_logits
-from tests.unit.trainer.trees import prompt, sampled
+from tests.unit.trainer.runs import offline_settings
+from tests.unit.trainer.trees import context_of, prompt, sampled
 from trainer.algorithms import create
 from trainer.algorithms.ppo import PpoSettings
-from trainer.config.settings import Settings
 from trainer.errors import FeedBroken
 from trainer.model.policy import Policy
 from trainer.rank_trainer import RankTrainer
@@ -44,19 +39,12 @@ def trainer_of(
     form: str = "k3",
 ) -> RankTrainer:
     """A trainer in float64 whose reference, if it needs one, is not its policy."""
-    trainer = RankTrainer.open(
-        Settings.parse({
-            "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {"path": model},
-            "optimizer": {"lr": 1e-3, "grad_clip": float("inf")},
-            "algorithm": {
-                "type": "grpo", "average": normalizer, "importance_cap": CAP, "clip_low": LOW,
-                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl, "kl": form, "kl_cap": KL_CAP,
-            },
-            "batch": {"tokens": tokens},
-        })
-    )  # fmt: skip
+    algorithm = {
+        "type": "grpo", "average": normalizer, "importance_cap": CAP, "clip_low": LOW, "clip_high": HIGH,
+        "entropy_coef": entropy, "kl_coef": kl, "kl": form, "kl_cap": KL_CAP,
+    }  # fmt: skip
+    given = {"optimizer": {"grad_clip": float("inf")}, "algorithm": algorithm, "batch": {"tokens": tokens}}
+    trainer = RankTrainer.open(offline_settings(model, work, **given))
     torch.manual_seed(7)
     trainer.model.double()
     if isinstance(trainer._reference, Policy):
@@ -90,74 +78,76 @@ def batch_of() -> list[Group]:
                 replace(turn(5, 0, 1, 2), mask_reason="abandoned"),
             )
             reward = 0.5 if g == 3 else float(rng.normal())
-            # One says nothing that could be trained: it counts in the baseline and among the episodes, and has no tokens.
+            # One has no token that could be trained: it counts in the baseline and among the episodes, and has no tokens.
             episodes.append(Episode(f"{g}-{m}", reward, nodes[:1] if (g, m) == (2, 3) else nodes))
         groups.append(Group(f"g{g}", f"g{g}", 0, tuple(episodes)))
     return groups
 
 
-def whole_batch_gradient(trainer: RankTrainer, groups: Sequence[Group], sequence: bool) -> list[Tensor]:
-    """Plain autograd over every trained token at once, each node asked with the context that it was sampled in."""
-    episodes, tokens = [], 0
+def turns_of(episode: Episode) -> list[Node]:
+    return [node for node in episode.nodes if node.sampled and not node.mask_reason]
+
+
+def with_advantages(groups: Sequence[Group]) -> Iterator[tuple[Episode, float]]:
+    """Each episode that has turns, with the advantage that its group gives it."""
     for group in groups:
-        rewards = np.array([e.reward for e in group.episodes])
+        rewards = np.array([episode.reward for episode in group.episodes])
         for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / (rewards.std() + EPSILON)
-            turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
-            if turns:
-                losses = [token_losses(trainer, episode, node, float(advantage)) for node in turns]
-                episodes.append(torch.cat(losses))
-                tokens += len(episodes[-1])
-    of_sequences = torch.stack([losses.mean() for losses in episodes]).sum()
-    loss = (
-        of_sequences / sum(len(group.episodes) for group in groups)
-        if sequence
-        else torch.cat(episodes).sum() / tokens
-    )
-    return list(torch.autograd.grad(loss, list(trainer.model.parameters())))
+            if turns_of(episode):
+                yield episode, float((reward - rewards.mean()) / (rewards.std() + EPSILON))
 
 
-def policy_losses(trainer: RankTrainer, episode: Episode, node: Node, advantage: float) -> Tensor:
-    """As `token_losses`, without KL term and entropy bonus."""
+def gradient_of_the_sum(
+    trainer: RankTrainer, groups: Sequence[Group], sequence: bool, terms: bool = True
+) -> list[Tensor]:
+    """Plain autograd over all trained tokens together, each node in the context that it was sampled in."""
+    total = torch.zeros((), dtype=torch.float64)
+    for episode, advantage in with_advantages(groups):
+        losses = torch.cat(
+            [token_losses(trainer, episode, node, advantage, terms) for node in turns_of(episode)]
+        )
+        total = total + (losses.mean() if sequence else losses.sum())
+    return list(torch.autograd.grad(total, list(trainer.model.parameters())))
+
+
+def divisor_of(groups: Sequence[Group], sequence: bool) -> int:
+    return sum(len(group.episodes) if sequence else trained_tokens(group) for group in groups)
+
+
+def trained_tokens(group: Group) -> int:
+    return sum(int((node.flags == 0).sum()) for episode in group.episodes for node in turns_of(episode))
+
+
+def distribution(model: Any, episode: Episode, node: Node) -> Tensor:
+    """The log-probabilities of the whole vocabulary at each token of a node, by a plain forward pass."""
     ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
     rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
-    every = (plain_logits(trainer.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
-    logprobs = every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
-    ratio = (logprobs.detach() - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
+    return (plain_logits(model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
+
+
+def picked(every: Tensor, node: Node) -> Tensor:
+    return every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
+
+
+def recorded_of(node: Node) -> Tensor:
+    return torch.from_numpy(node.logprobs.astype(np.float64))
+
+
+def token_losses(trainer: RankTrainer, episode: Episode, node: Node, advantage: float, terms: bool) -> Tensor:
+    """The policy's loss by trained token, with or without the KL term and the entropy bonus."""
+    every = distribution(trainer.model, episode, node)
+    logprobs, recorded = picked(every, node), recorded_of(node)
+    ratio = (logprobs.detach() - recorded).exp()
     outside = ratio > 1 + HIGH if advantage > 0 else (ratio < 1 - LOW) & (advantage < 0)
     loss = -torch.where(outside, 0.0, ratio.clamp(max=CAP)) * advantage * logprobs
+    if terms:
+        with torch.no_grad():
+            reference = picked(distribution(trainer._reference.model, episode, node), node)
+        gap = reference - logprobs
+        # The KL term is times the token's ratio, which is differentiated, and scaled down where it is beyond its own cap.
+        kl = (ratio.clamp(max=KL_CAP) / ratio) * (logprobs - recorded).exp() * (gap.exp() - gap - 1)
+        loss = loss + ENTROPY * (every.exp() * every).sum(-1) + KL * kl
     return loss[torch.from_numpy(node.flags == 0)]
-
-
-def token_losses(trainer: RankTrainer, episode: Episode, node: Node, advantage: float) -> Tensor:
-    context = context_of(episode, node)
-    ids = torch.tensor([context + node.ids.tolist()])
-    rows = slice(len(context) - 1, ids.shape[1] - 1)
-    new = (plain_logits(trainer.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
-    with torch.no_grad():
-        old = (plain_logits(trainer._reference.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
-    picked = torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))
-    logprobs, reference = new[picked], old[picked]
-    ratio = (logprobs.detach() - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
-    weight = ratio.clamp(max=CAP)
-    if advantage > 0:
-        weight = torch.where(ratio > 1 + HIGH, 0.0, weight)
-    if advantage < 0:
-        weight = torch.where(ratio < 1 - LOW, 0.0, weight)
-    entropy = -(new.exp() * new).sum(-1)
-    gap = reference - logprobs
-    # The KL term is times the token's ratio, which is differentiated, and scaled down where it is beyond its own cap.
-    attached = (logprobs - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
-    kl = (ratio.clamp(max=KL_CAP) / ratio) * attached * (gap.exp() - gap - 1)
-    loss = -weight * advantage * logprobs - ENTROPY * entropy + KL * kl
-    return loss[torch.from_numpy(node.flags == 0)]
-
-
-def context_of(episode: Episode, node: Node) -> list[int]:
-    if node.parent < 0:
-        return []
-    parent = episode.nodes[node.parent]
-    return context_of(episode, parent) + parent.ids[: node.at].tolist()
 
 
 def streamed(
@@ -196,10 +186,11 @@ def test_the_streamed_gradient_is_that_of_the_whole_batch(
     exact_model: Path, tmp_path: Path, normalizer: str, tokens: int
 ) -> None:
     trainer = trainer_of(exact_model, tmp_path, normalizer, tokens)
-    expected = whole_batch_gradient(trainer, batch_of(), normalizer == "sequence")
+    sequence = normalizer == "sequence"
+    expected, divisor = gradient_of_the_sum(trainer, batch_of(), sequence), divisor_of(batch_of(), sequence)
     gradient, _ = streamed(trainer, portions_of(batch_of(), "one by one"))
     for ours, theirs in zip(gradient, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(ours, theirs / divisor, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("normalizer", ["token", "sequence"])
@@ -208,17 +199,16 @@ def test_a_group_without_advantage_is_left_out_of_the_forward_pass_and_counted_i
 ) -> None:
     groups, tokens, seen = batch_of(), 40, []
     trainer = trainer_of(exact_model, tmp_path, normalizer, tokens, 0.0, 0.0)
-    expected = policy_gradient_of_the_sum(trainer, groups, normalizer == "sequence")
+    expected = gradient_of_the_sum(trainer, groups, normalizer == "sequence", terms=False)
     trainer.model.get_decoder().register_forward_pre_hook(
         lambda _module, _arguments, inputs: seen.append(inputs["input_ids"][0].tolist()), with_kwargs=True
     )
     gradient, measured = streamed(trainer, portions_of(groups, "one by one"))
-    trained = [trained_tokens(group) for group in groups]
-    assert sum(trained[3]) == measured["skipped_tokens"] > 0, "the rewards of group 3 are equal"
-    count = sum(len(g.episodes) for g in groups) if normalizer == "sequence" else sum(map(sum, trained))
-    assert measured["trained_tokens"] == sum(map(sum, trained)) - sum(trained[3])
+    assert trained_tokens(groups[3]) == measured["skipped_tokens"] > 0, "the rewards of group 3 are equal"
+    assert measured["trained_tokens"] == sum(map(trained_tokens, groups)) - trained_tokens(groups[3])
+    divisor = divisor_of(groups, normalizer == "sequence")
     for ours, theirs in zip(gradient, expected, strict=True):
-        torch.testing.assert_close(ours * count, theirs, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(ours * divisor, theirs, rtol=1e-9, atol=1e-12)
     prompts = [groups[3].episodes[m].nodes[0].ids.tolist() for m in range(2)]
     # The probe's passes: of the old weights, of the new ones, and over each of its sequences alone.
     assert trainer.probe is not None
@@ -230,19 +220,19 @@ def test_a_group_without_advantage_is_left_out_of_the_forward_pass_and_counted_i
 
 def test_k1_is_taken_off_the_rewards(exact_model: Path, tmp_path: Path) -> None:
     trainer = trainer_of(exact_model, tmp_path, "token", 40, 0.0, KL, "k1")
-    penalised, sums = [], []
+    penalized, sums = [], []
     for group in batch_of():
         by_node = [k1_of(trainer, episode) for episode in group.episodes]
         for episode, divergence in zip(group.episodes, by_node, strict=True):
             assert trainer._reference_kl(episode, None) == pytest.approx(divergence, rel=1e-9, abs=1e-12)
         kls = [sum(divergence.values()) for divergence in by_node]
         sums += kls
-        penalised.append(replace(group, episodes=tuple(
+        penalized.append(replace(group, episodes=tuple(
             replace(episode, reward=episode.reward - KL * kl)
             for episode, kl in zip(group.episodes, kls, strict=True)
         )))  # fmt: skip
     gradient, measured = streamed(trainer, portions_of(batch_of(), "one by one"))
-    expected, without = streamed(trainer_of(exact_model, tmp_path, "token", 40, 0.0, 0.0), [penalised])
+    expected, without = streamed(trainer_of(exact_model, tmp_path, "token", 40, 0.0, 0.0), [penalized])
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     assert measured["kl_reference_k1"] == pytest.approx(np.mean(sums), rel=1e-9)
@@ -255,41 +245,11 @@ def test_k1_is_taken_off_the_rewards(exact_model: Path, tmp_path: Path) -> None:
 def k1_of(trainer: RankTrainer, episode: Episode) -> dict[int, float]:
     """The sum of recorded - reference over what is trained of each node of an episode."""
     sums = {node.index: 0.0 for node in episode.nodes}
-    for node in episode.nodes:
-        if node.sampled and not node.mask_reason:
-            ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
-            rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
-            with torch.no_grad():
-                every = (plain_logits(trainer._reference.model, ids)[0, rows] / np.float32(0.7)).log_softmax(
-                    -1
-                )
-            logprobs = every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
-            gaps = torch.from_numpy(node.logprobs.astype(np.float64)) - logprobs
-            sums[node.index] = float(gaps[torch.from_numpy(node.flags == 0)].sum())
+    for node in turns_of(episode):
+        with torch.no_grad():
+            gaps = recorded_of(node) - picked(distribution(trainer._reference.model, episode, node), node)
+        sums[node.index] = float(gaps[torch.from_numpy(node.flags == 0)].sum())
     return sums
-
-
-def trained_tokens(group: Group) -> list[int]:
-    """Counts the trained tokens of every episode that has any."""
-    turns = [
-        [node for node in episode.nodes if node.sampled and not node.mask_reason]
-        for episode in group.episodes
-    ]
-    return [sum(int((node.flags == 0).sum()) for node in nodes) for nodes in turns if nodes]
-
-
-def policy_gradient_of_the_sum(trainer: RankTrainer, groups: Sequence[Group], sequence: bool) -> list[Tensor]:
-    """Over all groups, those without advantage too, with plain autograd."""
-    total = torch.zeros((), dtype=torch.float64)
-    for group in groups:
-        rewards = np.array([e.reward for e in group.episodes])
-        for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / (rewards.std() + EPSILON)
-            turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
-            losses = [policy_losses(trainer, episode, node, float(advantage)) for node in turns]
-            if losses:
-                total = total + (torch.cat(losses).mean() if sequence else torch.cat(losses).sum())
-    return list(torch.autograd.grad(total, list(trainer.model.parameters())))
 
 
 @pytest.mark.parametrize("normalizer", ["token", "sequence"])
@@ -334,19 +294,6 @@ def test_staleness_is_counted_by_trained_token(tiny_model: Path, tmp_path: Path)
     assert (measured["masked_tokens/late"], measured["trained_tokens"]) == (1, 4)
 
 
-def test_late_tokens_leave_their_reward_in_the_baseline(tiny_model: Path, tmp_path: Path) -> None:
-    late = sampled(1, 0, 1, [4, 5], flags=[TokenFlag.LATE] * 2)
-    good = sampled(1, 0, 1, [6, 7])
-    members = [Episode(name, reward, (prompt(0, -1, 0, [3]), turn)) for name, reward, turn in (
-        ("a", 1.0, good), ("b", 0.0, late), ("c", 0.0, late),
-    )]  # fmt: skip
-    gradients = []
-    for group in (members, members[:1]):
-        trainer = trainer_of(tiny_model, tmp_path, "token", 40)
-        gradients.append(streamed(trainer, [[Group("g", "t", 0, tuple(group))]])[0])
-    assert any(not torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
 def test_an_empty_batch_makes_the_next_version_without_a_nan(tiny_model: Path, tmp_path: Path) -> None:
     trainer = trainer_of(tiny_model, tmp_path, "sequence", 80)
     before = [p.clone() for p in trainer.model.parameters()]
@@ -386,23 +333,11 @@ def test_minibatches_are_steps_of_their_own_around_the_weights_at_the_batchs_beg
 def decoupled_loss(weights: Any, initial: Any, groups: Sequence[Group]) -> Tensor:
     """AReaL's objective by plain autograd: pi_prox / pi_behav times PPO's surrogate around the initial weights."""
     terms = []
-    for group in groups:
-        rewards = np.array([e.reward for e in group.episodes])
-        for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = float((reward - rewards.mean()) / (rewards.std() + EPSILON))
-            for node in episode.nodes:
-                if node.sampled and not node.mask_reason:
-                    new, proximal = (logprobs_of(model, episode, node) for model in (weights, initial))
-                    stale = (proximal - torch.from_numpy(node.logprobs.astype(np.float64))).exp().detach()
-                    moved = (new - proximal.detach()).exp()
-                    bounded = moved.clamp(0.8, 1.2)
-                    loss = -stale * torch.minimum(moved * advantage, bounded * advantage)
-                    terms.append(loss[torch.from_numpy(node.flags == 0)])
-    return torch.cat(terms).sum() / len(torch.cat(terms))
-
-
-def logprobs_of(model: Any, episode: Episode, node: Node) -> Tensor:
-    ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
-    rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
-    every = (plain_logits(model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
-    return every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
+    for episode, advantage in with_advantages(groups):
+        for node in turns_of(episode):
+            new, proximal = (picked(distribution(model, episode, node), node) for model in (weights, initial))
+            stale = (proximal - recorded_of(node)).exp().detach()
+            moved = (new - proximal.detach()).exp()
+            loss = -stale * torch.minimum(moved * advantage, moved.clamp(0.8, 1.2) * advantage)
+            terms.append(loss[torch.from_numpy(node.flags == 0)])
+    return torch.cat(terms).mean()

@@ -17,11 +17,7 @@ from sqlalchemy import Connection, delete
 
 from gateway.store.models import ImageRow, ImageUseRow
 from headgate.client import GatewayClient
-from headgate.types import (
-    Episode,
-    Group,
-    ImageSpan,
-)
+from headgate.types import Episode, Group, ImageSpan
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model
 from tests.harness.waiting import within
@@ -71,7 +67,7 @@ def pictures(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each image was asked for."""
+    """How often each image was requested."""
     found: Counter[str] = Counter()
     image = GatewayClient.image
 
@@ -160,16 +156,16 @@ async def test_an_image_that_is_not_what_was_recorded_is_missing(
         async def image(self, name: str) -> bytes:
             return data
 
-    said: list[str] = []
-    images = EpisodeImages(Gateway(), trainer.images, trainer.vision_inputs, said.append)  # type: ignore[arg-type]
+    messages: list[str] = []
+    images = EpisodeImages(Gateway(), trainer.images, trainer.vision_inputs, messages.append)  # type: ignore[arg-type]
     for data, tokens, why in (
         (RED, 7, "is 6 tokens here and was 7"),
         (RED[:60], 6, "cannot be read"),
         (RED, 6, ""),
     ):
-        said.clear()
+        messages.clear()
         assert await images.fetch([group_with(name_of(data), tokens)]) == ({name_of(data)} if why else set())
-        assert [why in each for each in said] == [True] * len(why[:1])
+        assert [why in each for each in messages] == [True] * len(why[:1])
     data = BLUE
     with pytest.raises(FeedBroken, match="has the hash"):
         await images.fetch([group_with("ab" * 32, 6)])

@@ -79,7 +79,7 @@ def test_a_model_is_what_transformers_would_load(checkpoint: Path, dtype: torch.
 
 
 def spread(checkpoint: Path, replicate: int) -> tuple[dict[str, Tensor], set[str], int]:
-    """The gathered tensors, the names of those that are no shard, and how many numbers a rank holds."""
+    """The gathered tensors, the names of those that are not shards, and how many numbers a rank holds."""
     ranks = parallel.join(ParallelSettings(replicate=replicate), "cpu")
     policy = Policy(loading.empty(checkpoint, torch.float32))
     ranks.shard(policy, policy.layers, passes=("plain",))
@@ -93,7 +93,9 @@ def spread(checkpoint: Path, replicate: int) -> tuple[dict[str, Tensor], set[str
     return whole, {name for name, tensor in state.items() if not isinstance(tensor, parallel.DTensor)}, held
 
 
-@pytest.mark.parametrize(("ranks", "replicate"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "replicate"), [(3, 1), *(pytest.param(2, n, marks=pytest.mark.long) for n in (1, 2))]
+)
 def test_several_ranks_have_together_what_one_has(checkpoint: Path, ranks: int, replicate: int) -> None:
     """Three ranks, of which some have no part of a tensor with four rows, and two that hold a copy each."""
     expected = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -118,7 +120,7 @@ def big(directory: Path) -> None:
 
 
 def within(directory: Path, way: str) -> str:
-    """Loads with three quarters of the model's size to allocate; answers what became of it.
+    """Loads with three quarters of the model's size to allocate; returns the outcome.
 
     The kernel counts what the process has, and the mapped file, which takes no memory of its own.
     """
@@ -144,7 +146,7 @@ def within(directory: Path, way: str) -> str:
 def test_no_rank_needs_memory_for_the_whole_model(tmp_path: Path) -> None:
     big(tmp_path)
     assert on_new_ranks(2, within, tmp_path, "shards") == ["loaded", "loaded"]
-    assert all("alloc" in said for said in on_new_ranks(2, within, tmp_path, "whole")), (
+    assert all("alloc" in message for message in on_new_ranks(2, within, tmp_path, "whole")), (
         "it is too little for all"
     )
 
@@ -193,9 +195,9 @@ def refusal(directory: Path) -> str:
 def test_what_one_rank_sees_every_rank_refuses(small: Path) -> None:
     """The first of two ranks misses none of 129 rows in place of 130."""
     change(small, {HEAD: torch.ones(129, 32)})
-    said = on_ranks(2, refusal, small)
-    assert said[0] == said[1]
-    assert f"{HEAD} has shape [129, 32], and the model wants [130, 32]" in said[0]
+    message = on_ranks(2, refusal, small)
+    assert message[0] == message[1]
+    assert f"{HEAD} has shape [129, 32], and the model wants [130, 32]" in message[0]
 
 
 def test_tied_weights_that_were_stored_apart_are_refused(small: Path) -> None:
@@ -208,7 +210,7 @@ def test_tied_weights_that_were_stored_apart_are_refused(small: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda d: d.rename(d.parent / "elsewhere"), "the folder does not exist"),
         (lambda d: (d / "config.json").unlink(), "it has no config.json"),
@@ -227,7 +229,7 @@ def test_tied_weights_that_were_stored_apart_are_refused(small: Path) -> None:
         ),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused(small: Path, damage: Any, said: str) -> None:
+def test_a_folder_that_cannot_be_used_is_refused(small: Path, damage: Any, message: str) -> None:
     damage(small)
-    with pytest.raises(ConfigError, match=rf"\[model\] path.*{said}"):
+    with pytest.raises(ConfigError, match=rf"\[model\] path.*{message}"):
         loading.fill(loading.empty(small, torch.float32), small, "cpu")

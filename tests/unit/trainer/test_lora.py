@@ -23,7 +23,7 @@ from tests.harness.model_engine import ModelEngine
 from tests.harness.plain_model import plain_logprobs
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import CONFIG
+from tests.unit.trainer.runs import CONFIG, offline_settings
 from tests.unit.trainer.runs import settings_of as gateway_settings
 from tests.unit.trainer.trees import group
 from trainer.cli import app
@@ -40,6 +40,7 @@ from trainer.model.policy import Policy
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Metrics
 
+PRECISIONS = ["bfloat16", pytest.param("float32", marks=pytest.mark.long)]
 RANK, ALPHA = 3, 7.0
 SCALE = ALPHA / RANK
 ROWS = [[*range(9), 20 + i, *range(30, 40)] for i in range(3)]
@@ -181,14 +182,9 @@ def test_experts_stay_as_they_are_and_are_published_as_they_are_stored(
 
 
 def settings_of(model: Path, work: Path, dtype: str = "float32", **changes: Any) -> Settings:
-    return Settings.parse({
-        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model, "dtype": dtype, "lora": {"rank": RANK, "alpha": ALPHA, **changes}},
-        "optimizer": {"lr": 1e-2},
-        "algorithm": {"kl_coef": 0.1},
-        "batch": {"tokens": 64},
-    })  # fmt: skip
+    lora = {"rank": RANK, "alpha": ALPHA, **changes}
+    given = {"optimizer": {"lr": 1e-2}, "algorithm": {"kl_coef": 0.1}, "batch": {"tokens": 64}}
+    return offline_settings(model, work, model={"dtype": dtype, "lora": lora}, **given)
 
 
 def train(trainer: RankTrainer, steps: int) -> list[dict[str, float]]:
@@ -198,7 +194,7 @@ def train(trainer: RankTrainer, steps: int) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_run_changes_adapters_alone_and_keeps_them_alone(
     tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:
@@ -226,7 +222,7 @@ def test_a_run_changes_adapters_alone_and_keeps_them_alone(
     trainer.ranks.close()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_the_probe_is_of_the_weights_as_they_are_published(
     tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:
@@ -236,14 +232,16 @@ def test_the_probe_is_of_the_weights_as_they_are_published(
     assert trainer.probe is not None
     sequences = trainer.probe.sequences
     served = Policy(pretrained.load(tmp_path / "out", dtype))  # type: ignore[arg-type]
-    said, expected = (
+    recorded, expected = (
         torch.tensor([value for row in rows for value in row])
         for rows in (trainer.probe.new_logprobs, probe.logprobs(served, sequences))
     )
-    torch.testing.assert_close(said, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(recorded, expected, rtol=0, atol=1e-5)
     micro = lay_out([row_of_tokens(sequence) for sequence in sequences])
     gap = float((trainer.policy.logprobs(micro) - expected).abs().max())
-    assert gap > 1e-3 if dtype == "bfloat16" else gap < 1e-4, "rounding alone tells the sum from its parts"
+    assert gap > 1e-3 if dtype == "bfloat16" else gap < 1e-4, (
+        "rounding alone distinguishes the sum from its parts"
+    )
     trainer.ranks.close()
 
 
@@ -260,7 +258,7 @@ def test_the_divergence_is_from_the_weights_without_adapters(tiny_model: Path, t
     assert found[-1]["kl_reference_k3"] > 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_resumed_run_has_bit_equal_adapters(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     straight = RankTrainer.open(settings_of(tiny_model, tmp_path, dtype))
     train(straight, 1)
@@ -278,7 +276,7 @@ def test_a_resumed_run_has_bit_equal_adapters(tiny_model: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"rank": 5}, r"\[model.lora\] rank = 3, and now it is 5"),
         ({"alpha": 5.0}, r"\[model.lora\] alpha = 7.0, and now it is 5.0"),
@@ -287,7 +285,7 @@ def test_a_resumed_run_has_bit_equal_adapters(tiny_model: Path, tmp_path: Path, 
     ],
 )
 def test_what_may_not_change_between_runs_is_refused_by_its_setting(
-    tiny_model: Path, tmp_path: Path, change: dict[str, Any] | None, said: str
+    tiny_model: Path, tmp_path: Path, change: dict[str, Any] | None, message: str
 ) -> None:
     settings = settings_of(tiny_model, tmp_path)
     trainer = RankTrainer.open(settings)
@@ -299,12 +297,12 @@ def test_what_may_not_change_between_runs_is_refused_by_its_setting(
         else settings.model.lora.model_copy(update=change)
     )
     model = settings.model.model_copy(update={"lora": lora})
-    with pytest.raises(CheckpointError, match=f"v000001 .*{said}"):
+    with pytest.raises(CheckpointError, match=f"v000001 .*{message}"):
         RankTrainer.open(settings.model_copy(update={"model": model}))
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [
         (["nothing"], "the model has no layer nothing; the linear layers are .*q_proj"),
         (["q_proj", "k_prj"], "the model has no layer k_prj; "),
@@ -312,9 +310,9 @@ def test_what_may_not_change_between_runs_is_refused_by_its_setting(
         (["embed_tokens"], "embed_tokens has no weight matrix of its own"),
     ],
 )
-def test_targets_that_cannot_be_adapted_are_refused(llama: Path, targets: list[str], said: str) -> None:
+def test_targets_that_cannot_be_adapted_are_refused(llama: Path, targets: list[str], message: str) -> None:
     wanted = ModelSettings(path=llama, lora=LoraSettings(targets=tuple(targets)))
-    with pytest.raises(ConfigError, match=rf"\[model.lora\] targets = .*{said}.*name linear layers"):
+    with pytest.raises(ConfigError, match=rf"\[model.lora\] targets = .*{message}.*name linear layers"):
         build.trained(wanted, parallel.join(ParallelSettings(), "cpu"), seed=1)
 
 
@@ -339,17 +337,15 @@ def export(config: Path, *arguments: object) -> tuple[int, str]:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-def test_exports_are_read_by_transformers_and_by_peft_and_say_the_same(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_exports_read_by_transformers_and_by_peft_compute_the_same(tiny_model: Path, tmp_path: Path) -> None:
     config = tmp_path / "trainer.toml"
     config.write_text(CONFIG.format(work=tmp_path, model=tiny_model) + LORA)
     trainer = RankTrainer.open(Settings.load(config))
     train(trainer, 2)
     trainer.save_checkpoint()
     for name, arguments in {"merged": [], "adapter": ["--adapter"]}.items():
-        code, said = export(config, "--out", tmp_path / name, *arguments)
-        assert code == 0, said
+        code, output = export(config, "--out", tmp_path / name, *arguments)
+        assert code == 0, output
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float64)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
@@ -382,7 +378,7 @@ def test_the_share_that_merging_keeps_is_that_of_the_rounded_change(tiny_model: 
         assert shares[dtype] == pytest.approx(kept / whole, rel=1e-3)
         trainer.ranks.close()
     assert shares["float32"] == pytest.approx(1.0, abs=1e-2) and 0.0 <= shares["bfloat16"] < 0.9
-    alone = settings.model_copy(update={"weights": settings.weights.model_copy(update={"transport": "lora"})})
+    alone = settings.model_copy(update={"publish": settings.publish.model_copy(update={"transport": "lora"})})
     assert "max_lora_rank = 3" in warn_merged_adapters(settings) and warn_merged_adapters(alone) == ""
 
 
@@ -397,7 +393,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_peft_reads_every_factor_beside_dense_layers_and_shared_experts(
+def test_peft_reads_every_factor_next_to_dense_layers_and_shared_experts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, family: str
 ) -> None:
     """peft takes their names for those of experts, which have no adapters here."""
@@ -419,32 +415,32 @@ def test_peft_reads_every_factor_beside_dense_layers_and_shared_experts(
     assert sum(value.numel() for value in read) == sum(value.numel() for value in factors.values())
     row = torch.tensor([ROWS[0]])
     with torch.no_grad():
-        said = loaded(input_ids=row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
+        theirs = loaded(input_ids=row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
     found = policy.logprobs(lay_out([row_of_tokens(ROWS[0])]))
-    torch.testing.assert_close(found, said, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     stored = layout_of(tmp_path / "adapter" / FACTORS)[0]
-    assert misfit(config, tensors_of(tmp_path / "base"), stored, RANK) == "", "the gateway takes it"
+    assert misfit(config, tensors_of(tmp_path / "base"), stored, RANK) == "", "the gateway accepts it"
 
 
-def test_an_adapter_that_is_not_there_is_not_exported(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_a_run_without_one_is_not_exported(tiny_model: Path, tmp_path: Path) -> None:
     config = tmp_path / "trainer.toml"
     config.write_text(CONFIG.format(work=tmp_path, model=tiny_model))
     trainer = RankTrainer.open(Settings.load(config))
     train(trainer, 1)
     trainer.save_checkpoint()
-    code, said = export(config, "--out", tmp_path / "out", "--adapter")
-    assert (code, "the run has no [model.lora]" in said) == (2, True)
+    code, output = export(config, "--out", tmp_path / "out", "--adapter")
+    assert (code, "the run has no [model.lora]" in output) == (2, True)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-@pytest.mark.parametrize("transport", ["filesystem", "lora"])
+@pytest.mark.parametrize("transport", ["filesystem", pytest.param("lora", marks=pytest.mark.long)])
 async def test_engines_run_what_the_probe_was_computed_with(
     tiny_model: Path, tmp_path: Path, transport: str
 ) -> None:
-    """An engine that samples from the published weights, or as peft reads the adapter beside the first ones, answers the probe;
-    with others, the version would be refused."""
+    """An engine that samples from the published weights, or as peft reads the adapter on top of the first ones, passes the
+    probe; with other weights, the version would be refused."""
     port = free_port()
     engine = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
     engine |= {"transport": "lora"} if transport == "lora" else {}
@@ -460,8 +456,8 @@ async def test_engines_run_what_the_probe_was_computed_with(
         settings = gateway_settings(gateway, tiny_model, tmp_path)
         lora = settings.model.model_copy(update={"lora": LoraSettings(rank=RANK)})
         optimizer = settings.optimizer.model_copy(update={"lr": 0.02})
-        weights = settings.weights.model_copy(update={"transport": transport})
-        settings = settings.model_copy(update={"model": lora, "optimizer": optimizer, "weights": weights})
+        weights = settings.publish.model_copy(update={"transport": transport})
+        settings = settings.model_copy(update={"model": lora, "optimizer": optimizer, "publish": weights})
         with Metrics(settings.run.dir, settings.run.steps) as metrics:
             loop = TrainingLoop(settings, RankTrainer.open(settings), gateway.admin, metrics)
             await loop.check_versions()

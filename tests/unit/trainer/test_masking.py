@@ -10,11 +10,11 @@ import pytest
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.runs import loop_of, settings_of
-from trainer.report.masking import masked_warning
+from trainer.report.metrics import masked_warning
 
 
 @pytest.mark.parametrize(
-    ("trained", "masked", "reason", "told"),
+    ("trained", "masked", "reason", "message"),
     [
         (
             40,
@@ -31,20 +31,20 @@ from trainer.report.masking import masked_warning
     ],
 )
 def test_a_warning_names_the_reason_and_what_to_set(
-    trained: int, masked: dict[str, float], reason: str | None, told: str
+    trained: int, masked: dict[str, float], reason: str | None, message: str
 ) -> None:
     figures = {"trained_tokens": float(trained), "equal_reward_groups": 0.0}
     figures |= {f"masked_tokens/{name}": float(n) for name, n in masked.items()}
     warning = masked_warning(figures)
     assert (warning and warning[0]) == reason
     if warning is not None:
-        assert re.search(told, warning[1]), warning[1]
+        assert re.search(message, warning[1]), warning[1]
     assert masked_warning({**figures, "equal_reward_groups": 1.0}) is None, (
         "equal rewards are their own reason"
     )
 
 
-async def test_top_p_below_1_is_warned_of_once(
+async def test_top_p_below_1_warns_once(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop:
@@ -53,8 +53,8 @@ async def test_top_p_below_1_is_warned_of_once(
                 await truncated(gateway, f"{group}{batch}")
         async with within("the trainer is through"):
             await loop.train()
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.count("top_p = { override = 1.0 }") == 1, said
+    output = " ".join(capsys.readouterr().err.split())
+    assert output.count("top_p = { override = 1.0 }") == 1, output
 
 
 async def truncated(gateway: RunningGateway, group: str) -> None:

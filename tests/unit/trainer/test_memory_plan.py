@@ -25,7 +25,7 @@ from trainer.memory_plan import Shapes, Weights, advise, predict
 from trainer.rank_trainer import RankTrainer
 
 TOLERANCE = 0.1
-"""As docs/topics/trainer.md says."""
+"""As docs/topics/trainer.md states."""
 SIZES = {
     "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024, "vocab_size": 1024,
@@ -63,7 +63,7 @@ def full_group(name: str, version: int, vocabulary: int, tokens: int) -> Group:
 
 
 def peak_of_a_step(settings: Settings, vocabulary: int) -> int:
-    """Bytes: what is held between steps, and the most that the allocator handed out beside it in a step of two micro-batches."""
+    """Bytes: what is held between steps, and the most that the allocator added in a step of two micro-batches."""
     trainer = RankTrainer.open(settings)
     tokens = settings.batch.tokens
     trainer.train([full_group("first", 0, vocabulary, tokens)])
@@ -94,14 +94,18 @@ def peak_of_a_step(settings: Settings, vocabulary: int) -> int:
     ("name", "tokens", "sizes", "model", "moment"),
     [
         ("qwen3", 512, {}, {}, "head"),
-        ("qwen3", 512, {}, {"activation_checkpointing": 2}, "head"),
-        ("mistral", 512, {}, BF16, "head"),
         ("qwen3", 512, {}, BF16 | {"lora": {"rank": 8}}, "head"),
-        ("llama", 128, HEADED, BF16, "end"),
-        ("qwen3", 512, WIDE, BF16 | {"activation_checkpointing": 1}, "sums"),
-        ("qwen3", 1024, WIDE, BF16 | {"activation_checkpointing": 1}, "layers"),
-        ("qwen3_moe", 512, EXPERTS, {}, "head"),
         ("qwen3_moe", 512, EXPERTS, BF16, "head"),
+        pytest.param("qwen3", 512, {}, {"activation_checkpointing": 2}, "head", marks=pytest.mark.long),
+        pytest.param("mistral", 512, {}, BF16, "head", marks=pytest.mark.long),
+        pytest.param("llama", 128, HEADED, BF16, "end", marks=pytest.mark.long),
+        pytest.param(
+            "qwen3", 512, WIDE, BF16 | {"activation_checkpointing": 1}, "sums", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "qwen3", 1024, WIDE, BF16 | {"activation_checkpointing": 1}, "layers", marks=pytest.mark.long
+        ),
+        pytest.param("qwen3_moe", 512, EXPERTS, {}, "head", marks=pytest.mark.long),
     ],
 )
 def test_the_prediction_is_what_a_step_takes(
@@ -211,32 +215,32 @@ def invoke(tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any], str]]:
     return run
 
 
-def test_the_command_tells_people_and_programs_what_to_set(
+def test_the_command_reports_what_to_set(
     invoke: Callable[..., tuple[int, dict[str, Any], str]],
 ) -> None:
-    code, plain, said = invoke()
+    code, plain, output = invoke()
     assert (code, plain["fits"], plain["changes"]) == (0, None, [])
-    assert f"{plain['total'] / 2**30:.2f}" in said and plain["total"] == sum(plain["device"].values())
+    assert f"{plain['total'] / 2**30:.2f}" in output and plain["total"] == sum(plain["device"].values())
     # The assumed part alone is 1.5 GiB.
     memory = plain["needed"] - 2**20
-    code, short, said = invoke("--memory", f"{memory / 2**20}MiB")
-    assert (code, short["fits"]) == (1, False) and "does not fit" in said
+    code, short, output = invoke("--memory", f"{memory / 2**20}MiB")
+    assert (code, short["fits"]) == (1, False) and "does not fit" in output
     assert short["changes"][-1]["needed"] <= memory
     names = [change["set"] for change in short["changes"]]
     assert names == ['[model] dtype = "bfloat16"']
     code, smaller, _ = invoke("--memory", f"{memory / 2**20}MiB", "--set", "model.dtype=bfloat16")
     assert (code, smaller["fits"]) == (0, True)
     assert smaller["needed"] == short["changes"][-1]["needed"]
-    code, _, said = invoke("--ranks", 1, "--set", "parallel.replicate=2")
-    assert code == 2 and "[parallel] replicate = 2 needs a multiple of" in said
-    beside = ("--memory", f"{memory / 2**20 + 1}MiB", "--engine", "0.9")
-    code, alone, said = invoke(*beside)
+    code, _, output = invoke("--ranks", 1, "--set", "parallel.replicate=2")
+    assert code == 2 and "[parallel] replicate = 2 needs a multiple of" in output
+    with_engine = ("--memory", f"{memory / 2**20 + 1}MiB", "--engine", "0.9")
+    code, alone, output = invoke(*with_engine)
     assert (code, alone["fits"], alone["engine"]["kind"]) == (
         1,
         False,
         "not at all",
-    ) and "not at all: engine" in said
-    code, _, said = invoke(*beside[2:])
-    assert code == 2 and "--engine needs --memory" in said
-    code, _, said = invoke("--memory", "80 apples")
-    assert code == 2 and "such as 80GiB" in said
+    ) and "not at all: engine" in output
+    code, _, output = invoke(*with_engine[2:])
+    assert code == 2 and "--engine needs --memory" in output
+    code, _, output = invoke("--memory", "80 apples")
+    assert code == 2 and "such as 80GiB" in output

@@ -52,7 +52,11 @@ def learn(settings: Settings, where: Where | None) -> dict[str, Tensor] | None:
 
 @pytest.mark.parametrize(
     ("ranks", "dtype", "more"),
-    [(1, "float32", {}), (2, "float32", {}), (2, "bfloat16", {"lora": {"rank": 3}})],
+    [
+        (1, "float32", {}),
+        (2, "bfloat16", {"lora": {"rank": 3}}),
+        pytest.param(2, "float32", {}, marks=pytest.mark.long),
+    ],
 )
 def test_what_leaves_with_a_half_filled_gradient_comes_back_to_the_bit(
     exact_model: Path, tmp_path: Path, ranks: int, dtype: str, more: dict[str, Any]
@@ -79,7 +83,7 @@ def measure(settings: Settings) -> tuple[list[int], int]:
     trainer.train(groups_of(0))
     own = 3 * sum(weight.nbytes for weight in trainer.model.parameters())
     gc.collect()
-    give_back("cpu")  # what the step needed is no part of it
+    give_back("cpu")  # what the step needed is not a part of it
     seen = [resident()]
     trainer.offload("disk", settings.run.dir)
     seen.append(resident())
@@ -111,6 +115,8 @@ def refuse(settings: Settings) -> tuple[str, float]:
 
 
 def test_a_rank_that_finds_no_room_keeps_all_ranks_where_they_are(exact_model: Path, tmp_path: Path) -> None:
-    for said, offloaded in on_ranks(2, refuse, settings_of(exact_model, tmp_path, {})):
-        assert said.startswith("weights and moments cannot leave ([gateway] offload): rank 1: NotADirectory")
+    for message, offloaded in on_ranks(2, refuse, settings_of(exact_model, tmp_path, {})):
+        assert message.startswith(
+            "weights and moments cannot leave ([gateway] offload): rank 1: NotADirectory"
+        )
         assert not offloaded

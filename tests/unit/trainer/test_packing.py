@@ -14,7 +14,7 @@ from trainer.data.packing import MicroBatch, Packer
 from trainer.data.tree import Row
 
 ALPHABET = st.integers(1, 3)
-"""So few different tokens that rows often begin alike."""
+"""Few different tokens, so that rows often begin alike."""
 
 
 @st.composite
@@ -32,7 +32,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
 
 
 def row(episode: str, ids: Sequence[int], train: np.ndarray) -> Row:
-    """A row whose columns can be told from one another."""
+    """A row whose columns are distinguishable."""
     n = len(ids)
     columns = np.arange(n) + 100 * len(ids)
     return Row(
@@ -90,7 +90,7 @@ def test_every_trained_token_is_there_once_in_its_context_and_the_budget_is_kept
         assert share or sum(map(len, micros)) == sum(map(len, itertools.chain(*groups)))
 
 
-def test_what_neighbours_share_is_computed_once() -> None:
+def test_what_neighbors_share_is_computed_once() -> None:
     last = np.array([False, False, False, True])
     group = [row("b", [1, 2, 3, 5], last), row("a", [1, 2, 3, 4], last), row("c", [1, 2, 3, 4], last)]
     (micro,) = cut([group], Packer(100))

@@ -45,6 +45,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+CHECKED = ("gemma2", "gpt_oss", "qwen2_moe")
+
 
 def model_of(name: str) -> Any:
     """A tiny random model in float64."""
@@ -92,7 +94,9 @@ def test_trees_are_computed_as_each_path_apart(name: str) -> None:
             torch.testing.assert_close(parameter.grad, gradient, **tolerance)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in CHECKED else pytest.mark.long) for name in ARCHITECTURES]
+)
 def test_the_check_at_the_start_accepts_it(name: str) -> None:
     model = model_of(name).float()
     start_check.check(Policy(model))

@@ -1,4 +1,4 @@
-"""Tensors that stay in float32 beside bfloat16: what is published is the checkpoint, to the bit, before any training."""
+"""Tensors that stay in float32 among bfloat16 ones: what is published is the checkpoint, to the bit, before any training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import group
 from trainer.config.settings import Settings
 from trainer.model import pretrained
@@ -43,13 +44,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(model: Path, work: Path, **more: Any) -> Settings:
-    return Settings.parse({
-        "run": {"dir": work, "steps": 2, "device": "cpu", "threads": 1},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model, "dtype": "bfloat16", **more},
-        "optimizer": {"lr": 1e-3},
-        "algorithm": {"kl_coef": 0.1},
-    })  # fmt: skip
+    return offline_settings(model, work, model={"dtype": "bfloat16", **more}, algorithm={"kl_coef": 0.1})
 
 
 @pytest.mark.parametrize("more", [{}, {"lora": {"rank": 2}}], ids=["whole", "lora"])

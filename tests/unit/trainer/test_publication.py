@@ -1,4 +1,4 @@
-"""A version is brought to engines while the next batch is trained."""
+"""A version is published while the next batch is trained."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import result_of, until, within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of, train_one
-from trainer.config.settings import Settings
+from tests.unit.trainer.runs import ProbelessTrainer, loop_of, offline_settings, settings_of, train_one
 from trainer.errors import PublishFailed
 from trainer.loop.tasks import run_with_companions
 from trainer.publish.filesystem import WeightsDirectory
@@ -49,7 +48,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWrites]:
     writes.let_through.set()
 
 
-async def test_the_next_batch_is_trained_on_meanwhile_and_its_step_waits(
+async def test_the_next_batch_is_trained_on_during_publication_and_its_step_waits(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, held: HeldWrites
 ) -> None:
     """All of batch 1 is in the gradient before version 1 is written; it was sampled by version 0, which eta = 1 allows."""
@@ -123,15 +122,8 @@ async def test_closing_waits_for_the_thread_that_writes(
 def test_what_is_published_is_a_copy_that_no_step_changes(
     tiny_model: Path, tmp_path: Path, adapters: bool
 ) -> None:
-    plain: dict[str, Any] = {
-        "run": {"dir": tmp_path / "run", "steps": 1, "device": "cpu", "threads": 1},
-        "gateway": {"url": "http://x"},
-        "model": {"path": tiny_model, "dtype": "float32"},
-        "optimizer": {"lr": 1e-3},
-    }
-    if adapters:
-        plain["model"]["lora"] = {"rank": 2}
-    trainer = ProbelessTrainer.open(Settings.parse(plain))
+    model = {"lora": {"rank": 2}} if adapters else {}
+    trainer = ProbelessTrainer.open(offline_settings(tiny_model, tmp_path / "run", model=model))
     copy = trainer.gather_adapter() if adapters else trainer.gather_weights()
     before = {name: tensor.clone() for name, tensor in copy.items()}
     with torch.no_grad():

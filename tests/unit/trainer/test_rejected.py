@@ -1,4 +1,4 @@
-"""Versions that the gateway does not take: the trainer stops with one sentence, and says how to go on."""
+"""Versions that the gateway rejects: the trainer stops with one sentence, which states how to continue."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gateway.updates.weights_check import read_weights
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import loop_of, settings_of, train_one
+from tests.unit.trainer.runs import loop_of, offline_settings, settings_of, train_one
 from trainer.config.settings import Settings
 from trainer.errors import PublishFailed, VersionRejected
 from trainer.loop.training_loop import TrainingLoop
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -81,8 +83,8 @@ async def test_with_fewer_checkpoints_the_next_start_goes_on_from_the_newest(
             await loop.ack()  # comes before engines have shown that a version is bad
         async with loop_of(gateway, settings) as loop:
             assert (loop.trainer.version, loop.trainer.steps) == (2, 0)
-        said = " ".join(capsys.readouterr().err.split())
-        assert "as version 2, without batch 0: acknowledged, and not trained again" in said
+        output = " ".join(capsys.readouterr().err.split())
+        assert "as version 2, without batch 0: acknowledged, and not trained again" in output
     assert (await gateway.admin.status())["version"] == 2
 
 
@@ -112,7 +114,7 @@ async def test_a_version_that_engines_fail_with_stops_the_training_with_the_engi
                 pass
 
 
-async def test_a_version_that_no_engine_comes_to_may_be_published_again(
+async def test_a_version_that_no_engine_loads_may_be_published_again(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
@@ -134,7 +136,7 @@ async def test_a_version_that_no_engine_comes_to_may_be_published_again(
     assert (await gateway.admin.status())["version"] == 1
 
 
-def test_tensors_that_the_model_class_does_not_know_are_said_to_be_unchanged(
+def test_tensors_that_the_model_class_does_not_know_are_listed_as_unchanged(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """Such as a draft head's: Transformers leaves them out of what it saves."""
@@ -142,16 +144,7 @@ def test_tensors_that_the_model_class_does_not_know_are_said_to_be_unchanged(
     shutil.copytree(tiny_model, base)
     tensors: dict[str, Any] = load_file(base / "model.safetensors")
     save_file({**tensors, "mtp.head.weight": torch.ones(2)}, base / "model.safetensors", {"format": "pt"})
-    settings = Settings.parse({
-        "run": {"dir": tmp_path / "run", "steps": 1, "device": "cpu"},
-        "gateway": {"url": "http://x"},
-        "model": {"path": base},
-        "optimizer": {"lr": 1e-3},
-    })  # fmt: skip
-    from gateway.updates.weights_check import read_weights
-    from trainer.rank_trainer import RankTrainer
-
-    trainer = RankTrainer.open(settings)
+    trainer = RankTrainer.open(offline_settings(base, tmp_path / "run"))
     path = WeightsDirectory(tmp_path / "weights", base).write(1, 0, trainer.model, None)
     assert json.loads((path / "manifest.json").read_text())["unchanged"] == ["mtp.head.weight"]
     assert read_weights(path, 1, base).version == 1

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -25,12 +24,11 @@ from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, FeedBroken, GatewayAhead, StepTimeout
-from trainer.loop.children import rollout_process
 from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
 from trainer.loop.tasks import Companion, run_with_companions
 from trainer.loop.training_loop import TrainingLoop
-from trainer.report.metrics import Clock, Metrics, phases, sparkline
+from trainer.report.metrics import Metrics, phases, sparkline
 from trainer.report.tracking import Trackers
 
 
@@ -77,29 +75,26 @@ async def earn(gateway: RunningGateway, group: str) -> None:
 
 
 @pytest.mark.parametrize("lent", [False, True])
-async def test_a_trainer_begins_with_what_is_there_once_nobody_else_needs_its_node(
+async def test_a_trainer_begins_with_a_partial_batch_once_no_other_needs_its_node(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lent: bool
 ) -> None:
-    """The batch is of two groups, and only one is there; where the node is lent, it is called back when no further one comes."""
+    """The batch is of two groups, and only one exists; a lent node is recalled when no further one comes."""
     monkeypatch.setattr("trainer.loop.feed.RECALL_POLL_S", 0.02)
     await gateway.admin.add_node("t0", ["train", "rollout"])
-    async with watching(gateway, settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])) as (
-        loop,
-        trainer,
-    ):
-        asked, recalled = 0, loop.feed.recalled
+    async with watching(gateway, settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])) as (loop, trainer):
+        checks, recalled = 0, loop.feed.recalled
 
-        async def until_it_was_asked_often(node: str) -> bool:
-            nonlocal asked
-            asked += 1
+        async def recalled_after_some_checks(node: str) -> bool:
+            nonlocal checks
+            checks += 1
             assert not loop.nodes.can_compute
-            return await recalled(node) and (asked > 5 or not lent)
+            return await recalled(node) and (checks > 5 or not lent)
 
-        monkeypatch.setattr(loop.feed, "recalled", until_it_was_asked_often)
+        monkeypatch.setattr(loop.feed, "recalled", recalled_after_some_checks)
         work = asyncio.create_task(loop.train(), name="trainer")
         await earn(gateway, "a")
         await until(lambda: trainer.taken == 1, "the first group is taken", 60)
-        assert asked == (6 if lent else 1)
+        assert checks == (6 if lent else 1)
         assert loop.feed.current_lease.buffer == 0
         await earn(gateway, "b")
         await until(lambda: trainer.taken == 2, "the second is taken", 60)
@@ -125,10 +120,12 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     assert all(record["seconds/idle"] >= record["seconds/claim"] > 0 for record in records)
     recorded = Path(gateway.settings.control.recording or "").read_text().splitlines()
-    told = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
+    released = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
     computed = [0.0, *(record["seconds/compute"] - record["seconds/step"] for record in records)]
     loaded = [0.0, *(record["seconds/onload"] for record in records)]
-    assert [(value["busy_s"], value["load_s"]) for value in told] == list(zip(computed, loaded, strict=True))
+    assert [(value["busy_s"], value["load_s"]) for value in released] == list(
+        zip(computed, loaded, strict=True)
+    )
     trained, last, memory = (await gateway.admin.status())["trained"], records[-1], loop.nodes.memory
     assert memory is not None
     assert (trained["batch"], trained["busy_s"], trained["load_s"]) == (1, computed[-1], loaded[-1])
@@ -165,19 +162,20 @@ async def test_every_version_is_trained_published_and_acknowledged(
             spent = sum(end - start for kind, start, end in record["spans"] if kind == name)
             assert spent == pytest.approx(seconds[f"seconds/{name}"], abs=0.01)
     assert list((settings.run.dir / "tensorboard").iterdir())
-    told = [event["data"] async for event in gateway.admin.events(after=0, kinds=["trainer"], wait_s=0)]
-    others = {"time", "version", "buffer", "spans"}
-    assert told == [
+    events = [event["data"] async for event in gateway.admin.events(after=0, kinds=["trainer"], wait_s=0)]
+    internal = {"time", "version", "buffer", "spans"}
+    assert events == [
         {
             "step": record["version"],
             "version": record["version"],
             "run": f"{tmp_path.name}/run",
-            "figures": {name: value for name, value in record.items() if name not in others},
+            "figures": {name: value for name, value in record.items() if name not in internal},
         }
         for record in records
     ]
 
 
+@pytest.mark.long
 async def test_two_trainers_train_two_models_behind_one_gateway(tiny_model: Path, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         staleness = {"batch": 2, "eta": 1, "min_members": 1}
@@ -215,21 +213,6 @@ async def test_a_crash_after_the_checkpoint_trains_nothing_twice(
     assert [record["buffer"] for record in records] == [1]
 
 
-async def test_a_batch_of_other_groups_than_the_last_step_is_given_back(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
-) -> None:
-    settings = settings_of(gateway, tiny_model, tmp_path)
-    async with episodes(gateway), within("the trainer is through"):
-        async with loop_of(gateway, settings) as loop:
-            await train_one(loop, ack=False)
-            record = await gateway.admin.leased_groups(loop.feed.current_lease)
-        async with loop_of(gateway, settings) as loop:
-            assert loop.trainer.groups == tuple(sorted(group.group_id for group in record.groups))
-            loop.trainer.groups = ("others",)
-            await loop.train()
-    assert [batch["buffer"] for batch in await gateway.admin.batches()] == [1]
-
-
 async def test_a_batch_that_the_gateway_will_not_pass_over_is_refused_by_name(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,13 +229,13 @@ async def test_a_batch_that_the_gateway_will_not_pass_over_is_refused_by_name(
             await loop.train()
 
 
-@pytest.mark.parametrize("acknowledged", [True, False])
+@pytest.mark.parametrize("acknowledged", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_an_older_checkpoint_begins_a_new_line(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, acknowledged: bool
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    few = settings.weights.model_copy(update={"keep": 2})  # 2 and 3, beside the parent of 3
-    settings = settings.model_copy(update={"weights": few})
+    few = settings.publish.model_copy(update={"keep": 2})  # 2 and 3, in addition to the parent of 3
+    settings = settings.model_copy(update={"publish": few})
     weights = settings.run.dir / "weights"
     async with episodes(gateway):
         async with loop_of(gateway, settings) as loop, within("the trainer is through"):
@@ -364,18 +347,20 @@ async def test_positions_for_other_rows_than_the_engines_are_refused(
                     pass
 
 
-async def test_a_gateway_that_is_away_is_said_once_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unavailable_gateway_is_reported_once_and_then_named_in_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Every look at the clock takes a while of its own, and none of the machine's."""
     monkeypatch.setattr("trainer.loop.feed._REPORT_AFTER_S", 0.0)
     monkeypatch.setattr("trainer.loop.feed.RETRY_S", 0.01)
     looks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(looks) * 0.05)
     monkeypatch.setattr("trainer.loop.feed.time", clock)
-    said: list[str] = []
+    messages: list[str] = []
     async with GatewayClient("http://127.0.0.1:9") as client:
         with pytest.raises(StepTimeout, match="check versions"):
-            await Feed(client, None, 0.2, said.append).status()
-    assert [line.partition(":")[0] for line in said] == [
+            await Feed(client, None, 0.2, messages.append).status()
+    assert [line.partition(":")[0] for line in messages] == [
         "step 'check versions' waits for the gateway, up to 0.2 s"
     ]
 
@@ -388,45 +373,6 @@ async def test_a_batch_that_never_comes_names_the_step(
     async with loop_of(gateway, settings) as loop:
         with pytest.raises(StepTimeout, match=r"'stream'.*0 of 2 groups"):
             await loop.train()
-
-
-async def test_a_lost_lease_of_the_same_buffer_is_taken_anew(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
-) -> None:
-    settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-    async with episodes(gateway), loop_of(gateway, settings) as loop, within("the trainer is through"):
-        lease = await loop.feed.lease()
-        # What a restart of the gateway does to a lease.
-        await gateway.admin.nack(lease, "forgotten")
-        await loop.work(lease, Clock())
-    assert (await gateway.admin.status())["consumed"] == 1
-
-
-@pytest.mark.parametrize("name", [None, "planner"])
-async def test_the_driver_receives_the_trained_model_the_order_and_the_bound_on_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
-) -> None:
-    started: list[list[str]] = []
-
-    async def start(_name: str, argv: list[str], *_: Any) -> Any:
-        started.append(argv)
-        return SimpleNamespace(stop=None, wait=None)
-
-    monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
-    monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
-    settings = Settings.parse({
-        "run": {"dir": tmp_path, "steps": 1, "max_failed_share": 0.25},
-        "gateway": {"url": "http://x", "model": name},
-        "model": {"path": tmp_path},
-        "optimizer": {"lr": 0},
-        "rollout": {"agent": "a:b", "tasks": tmp_path / "tasks.jsonl", "order": "difficulty"},
-    })  # fmt: skip
-    await rollout_process(AsyncExitStack(), settings, "http://x")
-    (argv,) = started
-    at = argv.index("--order")
-    assert argv[at : at + 4] == ["--order", "difficulty", "--order-state", str(tmp_path / "tasks.json")]
-    assert argv[argv.index("--max-failures") + 1] == "0.25"
-    assert (argv[argv.index("--model") + 1 :] if "--model" in argv else None) == (name and [name])
 
 
 async def test_work_ends_when_a_companion_fails() -> None:

@@ -1,4 +1,4 @@
-"""The sample of a step's episodes: which they are, what is said of each call, and how it is printed."""
+"""The sample of a step's episodes: which they are, what each row reports of its call, and how it is printed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, Node, TokenFlag
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import loop_of, settings_of
+from tests.unit.trainer.runs import loop_of, offline_settings, settings_of
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.algorithms import create
 from trainer.cli import app
-from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.data.details import BatchDetails, DetailChoice
 from trainer.report.details import Details
@@ -47,7 +41,7 @@ def answered(node: Node, **changes: object) -> Node:
 
 
 def test_each_call_is_a_row_with_what_was_new_to_it() -> None:
-    """Two turns, of which the second saw a tool's answer; the branch that nobody was answered by is no call."""
+    """Two turns, of which the second saw a tool's answer; a branch without a reply to a client is not a call."""
     tree = (
         prompt(0, -1, 0, [1, 2, 3, 4]),
         answered(sampled(1, 0, 3, [5, 6], flags=[0, TokenFlag.LATE]), reward=0.25),
@@ -92,15 +86,8 @@ def test_the_middle_of_a_long_text_is_left_out() -> None:
     assert f"[... {len(whole) - LONGEST} characters ...]" in sample.reply
 
 
-def test_without_a_tokenizer_beside_the_model_a_text_is_its_token_ids(
-    exact_model: Path, tmp_path: Path
-) -> None:
-    settings = Settings.parse({
-        "run": {"dir": tmp_path, "steps": 1},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": exact_model},
-        "optimizer": {"lr": 1e-3},
-    })  # fmt: skip
+def test_without_a_tokenizer_of_the_model_a_text_is_its_token_ids(exact_model: Path, tmp_path: Path) -> None:
+    settings = offline_settings(exact_model, tmp_path)
     details = Details(settings)
     batch = Batch(0, create(settings.algorithm), 100, details=details.choice_of(1))
     assert list(batch.add_groups([group("g", [1.0])])) == []
@@ -150,7 +137,7 @@ def test_what_is_printed_cannot_command_a_terminal_or_leave_its_fence(tmp_path: 
     assert "`````\n````\nstill inside\n`````\n" in printed
 
 
-def test_a_folder_without_samples_says_which_setting_writes_them(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_samples_names_the_setting_that_writes_them(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["samples", str(tmp_path)])
     assert done.exit_code == 2
     assert "no samples of any step; [report] samples_every = 10 writes them" in done.output

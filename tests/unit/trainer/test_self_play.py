@@ -61,7 +61,7 @@ async def test_both_learn_the_duel_although_what_one_wins_the_other_loses(tmp_pa
 
     async def watched(task: dict[str, Any], players: dict[str, Player]) -> Mapping[str, Any]:
         outcome = await play(task, players)
-        earned.append(sum(told["reward"] for told in outcome.values()))
+        earned.append(sum(player["reward"] for player in outcome.values()))
         return outcome
 
     stop = asyncio.Event()
@@ -75,10 +75,10 @@ async def test_both_learn_the_duel_although_what_one_wins_the_other_loses(tmp_pa
         await asyncio.gather(*(loop.train() for loop in loops))
         stop.set()
         await playing
-        learnt = {model: loop.trainer.model for model, loop in zip(SEATS.values(), loops, strict=True)}
+        learned = {model: loop.trainer.model for model, loop in zip(SEATS.values(), loops, strict=True)}
         rows = await gateway.admin.episodes(mode="train", limit=1000)
     assert set(earned) == {1.0}
-    for name, trained in learnt.items():
+    for name, trained in learned.items():
         model = pretrained.load(tmp_path / name)
         before = last_character(model, tmp_path / name)
         model.load_state_dict(trained.state_dict())
@@ -87,12 +87,12 @@ async def test_both_learn_the_duel_although_what_one_wins_the_other_loses(tmp_pa
     assert {row["model"] for row in rows} == set(SEATS.values())
 
 
-PROMPT = "<|im_start|>user\nSay one character.<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = "<|im_start|>user\nReply with one character.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @torch.inference_mode()
 def last_character(model: Any, folder: Path) -> float:
-    """How probable it is that a model says part of a character alone: it is shown as one that is later than all others."""
+    """How probable it is that a model samples part of a character alone: it is shown as one that is later than all others."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     parts = [token for token in range(256) if tokenizer.decode([token]) == "\ufffd"]
     ids = torch.tensor([tokenizer.encode(PROMPT, add_special_tokens=False).ids])

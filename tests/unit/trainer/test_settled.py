@@ -40,10 +40,10 @@ def test_the_mean_before_filters_is_of_all_groups_that_ended() -> None:
         "dropped_groups/too_few_rewards": 1.0,
         "dropped_groups/zero_variance": 7.0,
     }
-    assert settled.figures(measured) == {"equal_reward_groups_all": 0.0}, "the next step begins anew"
+    assert settled.figures(measured) == {"equal_reward_groups_all": 0.0}, "the next step begins from zero"
 
 
-def test_the_totals_of_another_ledger_are_no_difference() -> None:
+def test_the_totals_of_another_ledger_are_not_a_difference() -> None:
     settled = GroupTotals()
     settled.update({"rewards": 9, "reward_sum": 5.0, "groups": {"batch": 4}})
     settled.update({"rewards": 2, "reward_sum": 2.0, "groups": {"batch": 1}})

@@ -1,4 +1,4 @@
-"""`trainer sft`: its gradient is that of transformers' labels, its end a model that says what it learned."""
+"""`trainer sft`: its gradient is that of transformers' labels, its end a model that replies what it learned."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from typer.testing import CliRunner
 
 from headgate.arrow import groups_to_arrow
-from headgate.types import (
-    Episode,
-    Group,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, TokenFlag
 from tests.families.family import TEMPLATES, named, save
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.models import save_model
@@ -47,7 +43,7 @@ def talk(*turns: str) -> dict[str, Any]:
 
 
 TALKS = [
-    talk("hello", "the one", "and?", "as said", "more", "no."),
+    talk("hello", "the one", "and?", "as before", "more", "no."),
     talk("hello", "the other"),
     talk("hello", "the one", "and?", "hell"),
     talk("what is it", "a longer answer than the others, by far"),
@@ -93,7 +89,7 @@ def settings_of(
     })  # fmt: skip
 
 
-def labelled(model: Path, examples: Iterable[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+def labeled(model: Path, examples: Iterable[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and labels of the whole texts, -100 but for what follows the assistant's mark up to its end; padded on the right."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     rows, mark = [], "<|im_start|>assistant\n"
@@ -126,7 +122,7 @@ def test_the_gradient_is_that_of_transformers_with_labels(exact: Path, tmp_path:
     plain = AutoModelForCausalLM.from_pretrained(
         exact, dtype=torch.float64, attn_implementation="eager"
     ).eval()
-    ids, labels = labelled(exact, TALKS)
+    ids, labels = labeled(exact, TALKS)
     logits = plain(input_ids=ids).logits
     loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
     loss.backward()
@@ -173,7 +169,7 @@ def record(path: Path) -> list[Group]:
 
 
 @pytest.mark.parametrize(("least", "starts"), [(None, (20, 40, 60)), (0.5, (20, 60)), (1.0, (20,))])
-def test_of_recorded_episodes_the_sampled_tokens_themselves_are_learnt_at_temperature_1(
+def test_of_recorded_episodes_the_sampled_tokens_themselves_are_learned_at_temperature_1(
     exact: Path, tmp_path: Path, least: float | None, starts: tuple[int, ...]
 ) -> None:
     record(tmp_path / "x.parquet")
@@ -222,7 +218,7 @@ def ids_of(examples: Examples) -> list[str]:
 
 def test_what_is_too_long_is_left_out_and_counted(exact: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "talks.jsonl", TALKS)
-    lengths = [int((row != 0).sum()) for row in labelled(exact, TALKS)[0]]
+    lengths = [int((row != 0).sum()) for row in labeled(exact, TALKS)[0]]
     wanted = SftSettings(data=(data,), max_tokens=sorted(lengths)[1])
     examples = supervised.read(wanted, exact, 1)
     assert (len(examples.learned), examples.left_out) == (2, 2)
@@ -250,30 +246,32 @@ def invoke(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-async def test_the_model_says_what_it_learnt_and_a_gateway_starts_with_it(
+async def test_the_model_replies_what_it_learned_and_a_gateway_starts_with_it(
     chatty: Path, tmp_path: Path
 ) -> None:
     data = write(tmp_path / "talks.jsonl", [talk(q, a) for q, a in ANSWERS.items()])
     config = config_of(chatty, tmp_path, data, epochs=60)
     out = tmp_path / "tuned"
-    status, said = invoke(config, "--out", out)
-    assert status == 0, said
+    status, output = invoke(config, "--out", out)
+    assert status == 0, output
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out).eval()
     for question, answer in ANSWERS.items():
-        asked = [{"role": "user", "content": question}]
-        text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        messages = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        told = model.generate(ids, max_new_tokens=40, do_sample=False, pad_token_id=256, eos_token_id=258)
-        assert tokenizer.decode(told[0, ids.shape[1] :]) == f"<think>\n\n</think>\n\n{answer}{END}"
+        generated = model.generate(
+            ids, max_new_tokens=40, do_sample=False, pad_token_id=256, eos_token_id=258
+        )
+        assert tokenizer.decode(generated[0, ids.shape[1] :]) == f"<think>\n\n</think>\n\n{answer}{END}"
     losses = [line["loss"] for line in lines(tmp_path)]
     assert len(losses) == 60
     assert losses[0] > 3 > 0.05 > losses[-1]
     async with run_gateway(settings_for(out, tmp_path / "gateway")) as gateway:
         _, headers = await gateway.open("t")
         assert (await gateway.chat(headers, max_tokens=4)).status_code == 200
-    status, said = invoke(config, "--out", out)
-    assert (status, "exists; name another --out" in said) == (2, True)
+    status, output = invoke(config, "--out", out)
+    assert (status, "exists; name another --out" in output) == (2, True)
 
 
 class Stopped(Exception):
@@ -327,6 +325,7 @@ def curve_of(model: Path, work: Path, data: Path) -> list[dict[str, float]] | No
     return lines(work)
 
 
+@pytest.mark.long
 def test_two_ranks_learn_what_one_learns(exact: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "talks.jsonl", [talk(f"q{i}", f"a{i}" * (1 + i % 5)) for i in range(8)])
     one, two = tmp_path / "one", tmp_path / "two"
@@ -342,7 +341,7 @@ def test_two_ranks_learn_what_one_learns(exact: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (["algorithm.type=grpo"], "supervised fine-tuning has no algorithm"),
         (['sft.data=["x.csv"]'], "neither a .jsonl nor a .parquet"),
@@ -352,11 +351,11 @@ def test_two_ranks_learn_what_one_learns(exact: Path, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_settings_are_refused_by_name(
-    chatty: Path, tmp_path: Path, changes: list[str], said: str
+    chatty: Path, tmp_path: Path, changes: list[str], message: str
 ) -> None:
     config = config_of(chatty, tmp_path, write(tmp_path / "talks.jsonl", TALKS))
-    status, told = invoke(config, *(part for change in changes for part in ("--set", change)))
-    assert (status, said in " ".join(told.split())) == (2, True), told
+    status, output = invoke(config, *(part for change in changes for part in ("--set", change)))
+    assert (status, message in " ".join(output.split())) == (2, True), output
 
 
 def test_steps_that_are_not_finite_end_the_run_without_a_model(

@@ -14,25 +14,14 @@ from safetensors.torch import load_file
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import loop_of, settings_of
+from tests.unit.trainer.runs import loop_of, offline_settings, settings_of
 from tests.unit.trainer.trees import group
-from trainer.config.settings import Settings
 from trainer.errors import NotFinite
 from trainer.rank_trainer import RankTrainer
 
 
-def settings_in(directory: Path, model: Path) -> Settings:
-    return Settings.parse({
-        "run": {"dir": directory, "steps": 9, "device": "cpu"},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model},
-        "optimizer": {"lr": 1e-3},
-        "algorithm": {"normalize_std": False},
-    })  # fmt: skip
-
-
 def break_gradients(trainer: RankTrainer) -> Any:
-    """Makes one gradient of every backward pass infinite; answers what ends it."""
+    """Makes one gradient of every backward pass infinite; returns what ends it."""
     return next(trainer.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
 
 
@@ -45,18 +34,20 @@ def state(trainer: RankTrainer) -> list[torch.Tensor]:
 def test_a_step_that_is_not_finite_makes_the_next_version_of_the_same_weights(
     tiny_model: Path, tmp_path: Path, broken: str
 ) -> None:
-    trainer = RankTrainer.open(settings_in(tmp_path, tiny_model))
+    trainer = RankTrainer.open(offline_settings(tiny_model, tmp_path, algorithm={"normalize_std": False}))
     good = [group("good", [0.0, 1.0])]
     assert trainer.train(good)["skipped_steps"] == 0
     before = state(trainer)
-    # The larger reward is no float32, in which losses are computed.
+    # The larger reward does not fit float32, in which losses are computed.
     hook = break_gradients(trainer) if broken == "gradient" else None
     bad = good if hook else [group("bad", [0.0, 1e100])]
     assert [trainer.train(bad)["skipped_steps"] for _ in range(2)] == [1, 2]
     assert (trainer.version, trainer.parent, trainer.steps) == (3, 2, 3)
     assert all(map(torch.equal, state(trainer), before))
     assert trainer.probe is not None
-    assert trainer.probe.new_logprobs == trainer.probe.parent_logprobs, "nothing tells it from its parent"
+    assert trainer.probe.new_logprobs == trainer.probe.parent_logprobs, (
+        "nothing distinguishes it from its parent"
+    )
     if hook:
         hook.remove()
     assert trainer.train(good)["skipped_steps"] == 0
@@ -64,7 +55,7 @@ def test_a_step_that_is_not_finite_makes_the_next_version_of_the_same_weights(
 
 
 def refuse(literal: str) -> NoReturn:
-    raise AssertionError(f"{literal} is no JSON")
+    raise AssertionError(f"{literal} is not JSON")
 
 
 async def test_a_run_stops_after_too_many_and_the_next_start_goes_on(

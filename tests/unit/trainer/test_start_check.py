@@ -102,6 +102,7 @@ def test_what_a_small_copy_cannot_show_is_looked_at_in_the_model_or_refused() ->
         check("mistral", sliding_window=100_000)
 
 
+@pytest.mark.long
 def test_roundings_of_a_chaotic_model_are_not_taken_for_a_difference() -> None:
     model = published(
         "gemma4_text"

@@ -1,4 +1,4 @@
-"""Steps are sent to those who watch, and training does not depend on it."""
+"""Steps are sent to the gateway for its watchers, and training does not depend on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN = RunName("demo/trainer", "/runs/demo/trainer")
 
 
 class Gateway:
-    """Takes steps while it is let; `answers` sets what comes of the next ones."""
+    """Accepts steps while it is open, and fails while `fails`."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, dict[str, float], str | None]] = []
@@ -32,17 +32,17 @@ class Gateway:
         assert (run, folder) == ("demo/trainer", "/runs/demo/trainer")
         await self.open.wait()
         if self.fails:
-            raise httpx.ConnectError("nobody there")
+            raise httpx.ConnectError("no server")
         self.steps.append((step, version, dict(figures), model))
 
 
-def told_to(gateway: Gateway, said: list[str]) -> StepEvents:
-    return StepEvents(cast(GatewayClient, cast(Any, gateway)), "policy", said.append, RUN)
+def events_to(gateway: Gateway, messages: list[str]) -> StepEvents:
+    return StepEvents(cast(GatewayClient, cast(Any, gateway)), "policy", messages.append, RUN)
 
 
-async def test_steps_are_told_in_order_and_the_last_before_the_end() -> None:
+async def test_steps_are_sent_in_order_and_the_last_before_the_end() -> None:
     gateway = Gateway()
-    steps = told_to(gateway, [])
+    steps = events_to(gateway, [])
     for number in range(3):
         steps.send(number, number + 1, {"loss": 0.5})
         await turns()
@@ -54,25 +54,25 @@ async def test_steps_are_told_in_order_and_the_last_before_the_end() -> None:
     ]
 
 
-async def test_failures_are_said_once_and_later_steps_are_told() -> None:
-    gateway, said = Gateway(), list[str]()
+async def test_failures_are_reported_once_and_later_steps_are_sent() -> None:
+    gateway, messages = Gateway(), list[str]()
     gateway.fails = True
-    steps = told_to(gateway, said)
+    steps = events_to(gateway, messages)
     for number in range(3):
         steps.send(number, number + 1, {})
         await turns()
     gateway.fails = False
     steps.send(3, 4, {})
-    await until(lambda: len(gateway.steps) == 1, "the step is told")
-    assert len(said) == 1
-    assert "step 0" in said[0] and "nobody there" in said[0]
+    await until(lambda: len(gateway.steps) == 1, "the step is sent")
+    assert len(messages) == 1
+    assert "step 0" in messages[0] and "no server" in messages[0]
 
 
-async def test_a_gateway_that_does_not_answer_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateway_that_does_not_respond_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_events, "_FINISH_S", 0.01)
     gateway = Gateway()
     gateway.open.clear()
-    steps = told_to(gateway, [])
+    steps = events_to(gateway, [])
     for number in range(200):
         steps.send(number, number + 1, {})
     await turns()

@@ -23,9 +23,11 @@ ARCHITECTURES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
 MODELS = [
-    ("llama", False),
     ("qwen3", True),
-    *(pytest.param(other, marks=pytest.mark.long) for other in (("llama", True), ("qwen3", False))),
+    *(
+        pytest.param(model, marks=pytest.mark.long)
+        for model in (("llama", False), ("llama", True), ("qwen3", False))
+    ),
 ]
 
 
@@ -45,19 +47,19 @@ def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 ALGORITHM = {"type": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01}
-Learnt = tuple[Curve, dict[str, Tensor]]
+Learned = tuple[Curve, dict[str, Tensor]]
 
 
 @pytest.fixture(scope="module")
-def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Learnt:
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Learned:
     """What one rank learns."""
     (found,) = on_ranks(1, learn_exactly, settings_of(model, tmp_path_factory.mktemp("1"), ALGORITHM), STEPS)
     assert found is not None
     return found
 
 
-def learn_exactly(settings: Settings, until: int) -> Learnt | None:
-    """`learn` in float64 throughout: these architectures normalise in float32 whatever their weights are."""
+def learn_exactly(settings: Settings, until: int) -> Learned | None:
+    """`learn` in float64 throughout: these architectures normalize in float32 whatever their weights are."""
 
     def norm(self: Any, x: Tensor) -> Tensor:
         scaled: Tensor = (
@@ -71,7 +73,7 @@ def learn_exactly(settings: Settings, until: int) -> Learnt | None:
         return learn(settings, torch.float64, until)
 
 
-def assert_equal(found: Learnt, expected: Learnt) -> None:
+def assert_equal(found: Learned, expected: Learned) -> None:
     """Loss, clip norm and all other figures of each step, and the weights that are published."""
     assert_close(found[0], expected[0], 1e-9)
     assert found[1].keys() == expected[1].keys()
@@ -85,7 +87,7 @@ def is_tied(weights: dict[str, Tensor]) -> bool:
 
 
 def test_two_ranks_that_share_matrices_learn_what_one_learns(
-    model: Path, tmp_path: Path, alone: Learnt
+    model: Path, tmp_path: Path, alone: Learned
 ) -> None:
     found, _ = on_ranks(2, learn_exactly, settings_of(model, tmp_path, ALGORITHM, tensor=2), STEPS)
     assert_equal(found, alone)
@@ -93,20 +95,23 @@ def test_two_ranks_that_share_matrices_learn_what_one_learns(
     assert max(point["grad_norm"] for point in alone[0]) > 1.0, "gradients are cut"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [("qwen3", True)], indirect=True)
-@pytest.mark.parametrize("sizes", [{"shard": 2}, pytest.param({"replicate": 2}, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sizes", [{"shard": 2}, {"replicate": 2}])
 def test_matrices_that_ranks_share_are_sharded_and_copied_as_well(
-    model: Path, tmp_path: Path, alone: Learnt, sizes: dict[str, int]
+    model: Path, tmp_path: Path, alone: Learned, sizes: dict[str, int]
 ) -> None:
     found, *_ = on_ranks(4, learn_exactly, settings_of(model, tmp_path, ALGORITHM, tensor=2, **sizes), STEPS)
     assert_equal(found, alone)
 
 
 @pytest.mark.parametrize(
-    ("model", "before", "after"), [(("qwen3", True), 1, 2), (("llama", False), 2, 1)], indirect=["model"]
+    ("model", "before", "after"),
+    [(("qwen3", True), 1, 2), pytest.param(("llama", False), 2, 1, marks=pytest.mark.long)],
+    indirect=["model"],
 )
 def test_a_run_goes_on_with_shared_matrices_and_without(
-    model: Path, tmp_path: Path, alone: Learnt, before: int, after: int
+    model: Path, tmp_path: Path, alone: Learned, before: int, after: int
 ) -> None:
     for ranks, until in ((before, STEPS // 2), (after, STEPS)):
         settings = settings_of(model, tmp_path, ALGORITHM, tensor=ranks)
@@ -123,8 +128,8 @@ def test_a_model_without_a_plan_is_refused(exact_model: Path) -> None:
 
 @pytest.mark.parametrize("model", [("llama", False)], indirect=True)
 def test_heads_that_cannot_be_divided_are_refused(model: Path) -> None:
-    said = "LlamaForCausalLM has 2 num_key_value_heads, which cannot be divided by it"
-    with pytest.raises(ConfigError, match=said):
+    message = "LlamaForCausalLM has 2 num_key_value_heads, which cannot be divided by it"
+    with pytest.raises(ConfigError, match=message):
         plan_of(loading.empty(model, torch.float32), 4)
     assert plan_of(loading.empty(model, torch.float32), 2)
 

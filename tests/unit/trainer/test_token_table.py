@@ -1,4 +1,4 @@
-"""The table of a batch's tokens: each column against a plain forward pass of every path apart, in float64."""
+"""The table of a batch's tokens: each column against a plain forward pass of each path alone, in float64."""
 
 from __future__ import annotations
 
@@ -16,20 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, Node, TokenFlag
 from tests.harness.gateways import RunningGateway
 from tests.harness.plain_model import plain_logits
 from tests.harness.ranks import on_ranks
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import loop_of
+from tests.unit.trainer.runs import loop_of, offline_settings
 from tests.unit.trainer.runs import settings_of as settings_for
-from tests.unit.trainer.trees import prompt, sampled
+from tests.unit.trainer.trees import context_of, prompt, sampled
 from trainer.config.settings import Settings
 from trainer.data.details import DetailChoice
 from trainer.model import pretrained
@@ -45,15 +40,8 @@ ALGORITHM = {
 
 
 def settings_of(model: Path, work: Path, algorithm: Mapping[str, Any], tokens: int = 40) -> Settings:
-    return Settings.parse({
-        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model},
-        "optimizer": {"lr": 1e-3},
-        "algorithm": algorithm,
-        "batch": {"tokens": tokens},
-        "parallel": {"timeout_s": 60},
-    })  # fmt: skip
+    given: dict[str, Mapping[str, Any]] = {"batch": {"tokens": tokens}, "parallel": {"timeout_s": 60}}
+    return offline_settings(model, work, algorithm=algorithm, **given)
 
 
 def trainer_of(settings: Settings) -> RankTrainer:
@@ -153,13 +141,6 @@ def rows_of(
     return rows
 
 
-def context_of(episode: Episode, node: Node) -> list[int]:
-    if node.parent < 0:
-        return []
-    parent = episode.nodes[node.parent]
-    return context_of(episode, parent) + parent.ids[: node.at].tolist()
-
-
 def table_of(trainer: RankTrainer, groups: Sequence[Group]) -> pa.Table:
     """The table of one step."""
     batch = trainer.begin_batch(DetailChoice(tokens=True))
@@ -169,7 +150,7 @@ def table_of(trainer: RankTrainer, groups: Sequence[Group]) -> pa.Table:
     return token_table(batch.details)
 
 
-def assert_says(table: pa.Table, expected: Sequence[Mapping[str, Any]]) -> None:
+def assert_table(table: pa.Table, expected: Sequence[Mapping[str, Any]]) -> None:
     rows = table.to_pylist()
     assert len(rows) == len(expected) > 0
     for row, wanted in zip(rows, expected, strict=True):
@@ -192,7 +173,7 @@ def test_each_column_is_that_of_a_plain_forward_pass_of_every_path(
         None, "ratio", "late", "greedy", "abandoned", "invalid_logprob", "equal_rewards"
     }  # fmt: skip
     assert {row["clipped"] for row in expected} == {True, False, None}
-    assert_says(table_of(trainer, groups), expected)
+    assert_table(table_of(trainer, groups), expected)
 
 
 def test_a_group_without_advantage_that_is_trained_has_its_figures(exact_model: Path, tmp_path: Path) -> None:
@@ -258,7 +239,7 @@ def test_two_ranks_write_the_table_of_one(exact_model: Path, tmp_path: Path, con
     found, other = on_ranks(2, table_on_ranks, two)
     assert other is None
     assert any(row["logprob"] is not None for row in expected)
-    assert_says(pa.Table.from_pylist(found), expected)
+    assert_table(pa.Table.from_pylist(found), expected)
 
 
 async def test_a_run_writes_the_tokens_of_every_so_many_steps(
@@ -300,7 +281,7 @@ def test_a_table_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         fails()
     assert list(path.parent.iterdir()) == []
-    for said in ({"step": 1}, {"step": 2}):
-        write(path, pa.table({"token": [1]}), said)
+    for metadata in ({"step": 1}, {"step": 2}):
+        write(path, pa.table({"token": [1]}), metadata)
     assert json.loads(pq.read_schema(path).metadata[b"headgate"]) == {"step": 2}
     assert list(path.parent.iterdir()) == [path]

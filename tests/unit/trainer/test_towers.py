@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.harness.ranks import on_ranks
 from tests.unit.trainer.rank_trainers import groups_of
-from trainer.config.settings import Settings
+from tests.unit.trainer.runs import offline_settings
 from trainer.errors import ConfigError
 from trainer.model import loading, vision
 from trainer.publish.filesystem import WeightsDirectory
@@ -55,17 +55,11 @@ def save(directory: Path, name: str) -> Path:
 
 
 def trained(path: Path, work: Path, more: dict[str, Any]) -> dict[str, Tensor] | None:
-    """The stored tensors after two steps with so much weight decay that whatever decays is seen to."""
-    trainer = RankTrainer.open(
-        Settings.parse({
-            "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {"path": path, **more},
-            "optimizer": {"lr": 1e-2, "weight_decay": 0.5},
-            "batch": {"tokens": 60},
-            "parallel": {"timeout_s": 60},
-        })
-    )  # fmt: skip
+    """The stored tensors after two steps with much weight decay, which shows in whatever decays."""
+    given = {
+        "optimizer": {"lr": 1e-2, "weight_decay": 0.5}, "batch": {"tokens": 60}, "parallel": {"timeout_s": 60},
+    }  # fmt: skip
+    trainer = RankTrainer.open(offline_settings(path, work, model=more, **given))
     if not trainer.ranks.is_rank_zero:
         serve_commands(trainer)
         return None
@@ -90,21 +84,6 @@ def test_a_frozen_tower_does_not_decay(tmp_path: Path, name: str, ranks: int, dt
     assert sees
     assert not moved & sees
     assert moved
-
-
-def test_adapters_are_of_the_language_model_alone(tmp_path: Path) -> None:
-    path = save(tmp_path / "model", "gemma3")
-    trainer = RankTrainer.open(
-        Settings.parse({
-            "run": {"dir": tmp_path / "run", "steps": 9, "device": "cpu"},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {"path": path, "lora": {"rank": 2}},
-            "optimizer": {"lr": 1e-3},
-        })
-    )  # fmt: skip
-    adapted = [name for name, weight in trainer.model.named_parameters() if weight.requires_grad]
-    assert len(adapted) == 2 * 7 * 2, "two factors for each of seven matrices of two layers"
-    assert all("language_model" in name for name in adapted)
 
 
 def test_a_trained_tower_is_trained(tmp_path: Path) -> None:

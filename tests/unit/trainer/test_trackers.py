@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from headgate.extras import install_command
 from tests.harness.forks import run_to_end
 from tests.harness.wandb_files import history, runs
 from trainer.config.settings import Settings
@@ -35,7 +36,7 @@ KEY, PASSWORD = "the-admin-key", "the-password"
 def settings_of(directory: Path, report: dict[str, Any]) -> Settings:
     return Settings.parse({
         "run": {"dir": directory, "steps": 9},
-        "gateway": {"url": f"http://somebody:{PASSWORD}@127.0.0.1:1", "admin_key": KEY},
+        "gateway": {"url": f"http://user:{PASSWORD}@127.0.0.1:1", "admin_key": KEY},
         "model": {"path": directory},
         "optimizer": {"lr": 1e-3},
         "report": report,
@@ -60,7 +61,7 @@ EPISODE = {
 
 
 def train(settings: Settings, versions: range) -> str:
-    """A run of the trainer without training, with a sample of its second step; returns what it said."""
+    """A run of the trainer without training, with a sample of its second step; returns its output."""
     console = Console(file=io.StringIO(), record=True, width=300)
     with Metrics(settings.run.dir, 9, console, trackers=Trackers(settings)) as metrics:
         for version in versions:
@@ -80,13 +81,10 @@ def two_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("runs") / "frozen"
-    settings = settings_of(
-        directory,
-        {"trackers": ["tensorboard", "wandb", "mlflow"]},
-    )
+    settings = settings_of(directory, {"trackers": ["tensorboard", "wandb", "mlflow"]})
     for versions in (range(2), range(2, 3)):
-        said = train(settings, versions)
-        assert "warning" not in said
+        output = train(settings, versions)
+        assert "warning" not in output
     return directory
 
 
@@ -206,12 +204,15 @@ def train_with_a_stuck_tracker(directory: Path, tracker: str, url: str) -> None:
     tracking.exit_if_stuck(7)
 
 
-def test_a_tracker_that_was_away_gets_what_it_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long
+def test_a_tracker_that_was_unavailable_gets_what_it_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first start of two has no key for W&B; its second is offline."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    said = train(settings_of(tmp_path / "run", {"trackers": ["wandb"]}), range(2))
-    assert said.count("no API key of W&B: set WANDB_API_KEY, or WANDB_MODE=offline") == 1
+    output = train(settings_of(tmp_path / "run", {"trackers": ["wandb"]}), range(2))
+    assert output.count("no API key of W&B: set WANDB_API_KEY, or WANDB_MODE=offline") == 1
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert "warning" not in train(settings_of(tmp_path / "run", {"trackers": ["wandb"]}), range(2, 3))
     ((_, file),) = runs(tmp_path / "run" / "wandb")
@@ -234,7 +235,7 @@ def test_the_figures_of_a_killed_trainer_arrive_once(tmp_path: Path) -> None:
 
 
 class Recording:
-    """A tracker in memory, which fails as often as it is told."""
+    """A tracker in memory, which fails a given number of times."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -276,7 +277,7 @@ def line(version: int, **figures: Any) -> dict[str, Any]:
     return {"time": 1.5, "version": version, "buffer": version - 1, "spans": [["idle", 1, 2]]} | figures
 
 
-def test_a_tracker_that_fails_is_warned_of_once_and_gets_everything_in_order(tmp_path: Path) -> None:
+def test_a_tracker_that_fails_warns_once_and_gets_everything_in_order(tmp_path: Path) -> None:
     tracker, warned = Recording(failures=3), []
     write(tmp_path, line(1, loss=1.0), line(2, loss=2.0))
     follower_of(tracker, tmp_path, warned).follow([None, None, False])
@@ -346,12 +347,10 @@ def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError) as refused:
         check(["tensorboard", name])
-    assert (
-        str(refused.value) == f"[report] trackers: {name} is not installed: pip install 'headgate[trackers]'"
-    )
+    assert str(refused.value) == f"[report] trackers: {name} is not installed: {install_command('trackers')}"
 
 
-def test_an_episode_is_told_from_its_calls_and_its_text_is_bounded() -> None:
+def test_a_row_of_an_episode_sums_its_calls_and_bounds_its_text() -> None:
     calls = [
         asdict(replace(SAMPLE, episode_id="a", versions="3", mask_reason="", reply="x" * 5_000)),
         asdict(replace(SAMPLE, episode_id="b", versions="4-11", mask_reason="")),

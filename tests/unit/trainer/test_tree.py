@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.types import (
-    Episode,
-    ImageSpan,
-    Node,
-    TokenFlag,
-)
-from tests.unit.trainer.trees import prompt, sampled
+from headgate.types import Episode, ImageSpan, Node, TokenFlag
+from tests.unit.trainer.trees import context_of, prompt, sampled
 from trainer.data.images import ImageSupport
 from trainer.data.packing import lay_out
 from trainer.data.tree import rows_of
@@ -43,14 +38,6 @@ def trees(draw: st.DrawFn) -> Episode:
     return Episode("e", 1.0, tuple(nodes))
 
 
-def path_before(episode: Episode, node: Node) -> list[int]:
-    """The ids that the model saw before the first token of `node`."""
-    if node.parent < 0:
-        return []
-    parent = episode.nodes[node.parent]
-    return path_before(episode, parent) + parent.ids[: node.at].tolist()
-
-
 @given(trees())
 def test_every_sampled_token_is_trained_once_or_counted_once(episode: Episode) -> None:
     rows = rows_of([(episode, {})])
@@ -66,7 +53,7 @@ def test_trained_tokens_stand_after_the_context_that_they_were_sampled_in(episod
     for row in rows_of([(episode, {})]).rows:
         for position in np.flatnonzero(row.train):
             node, j = owner[int(row.ids[position])]
-            context = path_before(episode, node) + node.ids[:j].tolist()
+            context = context_of(episode, node) + node.ids[:j].tolist()
             assert row.ids[:position].tolist() == context
             assert node.sampled
             assert not node.mask_reason

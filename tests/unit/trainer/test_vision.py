@@ -83,7 +83,7 @@ def save_kind(directory: Path, kind: str) -> None:
     made.save_pretrained(directory)
 
 
-def said(trainer: RankTrainer, episode: Any) -> Tensor:
+def logprobs_of(trainer: RankTrainer, episode: Any) -> Tensor:
     return trainer.policy.logprobs(lay_out(rows(episode, trainer), share_prefixes=False))
 
 
@@ -101,9 +101,9 @@ def test_log_probabilities_are_those_of_the_models_own_forward_pass(
     assert len(row.images) == 2
     with torch.no_grad():
         theirs = own_logprobs(plain(path), path, row, FILES)
-    ours = said(trainer, episode)
+    ours = logprobs_of(trainer, episode)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    other = said(trainer, two_turns("a", images=(GREEN, BLUE)))
+    other = logprobs_of(trainer, two_turns("a", images=(GREEN, BLUE)))
     assert (other - ours).abs().min() > 1e-4
 
 
@@ -147,7 +147,7 @@ def learn(settings: Settings, until: int) -> tuple[Curve, dict[str, Tensor]] | N
         return curve, weights
 
 
-@pytest.mark.parametrize("how", ["frozen", "trained"])
+@pytest.mark.parametrize("how", ["trained", pytest.param("frozen", marks=pytest.mark.long)])
 def test_two_ranks_learn_what_one_learns_and_one_goes_on_with_the_same_images(
     model: Path, tmp_path: Path, how: str
 ) -> None:
@@ -165,7 +165,7 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_with_the_same_images(
 
 
 def first_step(settings: Settings) -> float | None:
-    """The gap to the recorded log-probabilities, as a figure of what a pass says, and the norm of its gradient."""
+    """The gap to the recorded log-probabilities, as a figure of a pass, and the norm of its gradient."""
     trainer = RankTrainer.open(settings)
     if not trainer.ranks.is_rank_zero:
         serve_commands(trainer)
@@ -191,13 +191,13 @@ def test_adapters_are_of_the_language_model_alone_and_their_sum_has_the_checkpoi
 ) -> None:
     trainer = RankTrainer.open(settings_of(model, tmp_path, lora={"rank": 3}))
     keep(trainer)
-    before = said(trainer, two_turns("a"))
+    before = logprobs_of(trainer, two_turns("a"))
     trainer.train(groups_with_images(0))
     factors = [name for name, weight in trainer.model.named_parameters() if weight.requires_grad]
     assert len(factors) == 2 * 2 * 7, "two factors for each of seven matrices of two layers"
     assert not [name for name in factors if ".visual." in name]
     with trainer.policy.computing("merged"):
-        now = said(trainer, two_turns("a"))
+        now = logprobs_of(trainer, two_turns("a"))
     assert (now - before).abs().max() > 1e-3
     written = WeightsDirectory(tmp_path / "weights", model).write(
         1, 0, trainer.model, None, trainer.gather_weights()
@@ -224,7 +224,7 @@ def test_a_version_has_the_names_of_the_checkpoint_and_is_known_again(
     assert not pretrained.holds(written, pretrained.as_stored(trainer.model, trainer.gather_weights()))
     assert trainer.probe is not None
     probed = {token for sequence in trainer.probe.sequences for token in sequence}
-    assert probed.isdisjoint({PAD}), "engines are asked of words alone"
+    assert probed.isdisjoint({PAD}), "engines are probed with words alone"
 
 
 def names_in(directory: Path) -> set[str]:
@@ -246,7 +246,7 @@ def test_what_no_model_that_sees_is_trained_with_is_refused(
         RankTrainer.open(settings_of(model, tmp_path, **table))
 
 
-def test_reports_say_why_an_episode_with_an_image_is_not_trained(model: Path, tmp_path: Path) -> None:
+def test_reports_name_why_an_episode_with_an_image_is_not_trained(model: Path, tmp_path: Path) -> None:
     trainer = RankTrainer.open(settings_of(model, tmp_path))
     keep(trainer)
     batch = trainer.begin_batch(DetailChoice(tokens=True))
@@ -259,7 +259,7 @@ def test_reports_say_why_an_episode_with_an_image_is_not_trained(model: Path, tm
 
 
 def test_adapters_alone_are_not_published_of_a_model_that_sees(model: Path, tmp_path: Path) -> None:
-    lora = {"weights": {"transport": "lora", "url": "http://127.0.0.1:1"}}
+    lora = {"publish": {"transport": "lora", "url": "http://127.0.0.1:1"}}
     with pytest.raises(ConfigError, match="adapters of a vision model cannot be published"):
         RankTrainer.open(settings_of(model, tmp_path, more=lora, lora={"rank": 2}))
 

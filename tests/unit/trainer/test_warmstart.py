@@ -57,10 +57,10 @@ def test_prompts_are_what_the_renderer_renders(made: Path, tokenizer: Any) -> No
     for question, answer in itertools.islice(RECIPE.stream(9), 20):
         messages = [{"role": "user", "content": question}]
         prompt = renderer.render(messages, add_generation_prompt=True).token_ids
-        ids, said = rows.row((question, answer))
+        ids, learned = rows.row((question, answer))
         assert ids[: len(prompt)] == prompt
         assert tokenizer.decode(ids[len(prompt) :]) == f"{answer}<|im_end|>"
-        assert said == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
+        assert learned == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -86,7 +86,7 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 ]
 
 
-def test_all_that_the_assistant_says_is_learnt_and_nothing_else(made: Path, tokenizer: Any) -> None:
+def test_all_replies_of_the_assistant_are_learned_and_nothing_else(made: Path, tokenizer: Any) -> None:
     rows = Rows(Tokenizer.from_file(str(made / "tokenizer.json")))
     call = {**CALL, "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [
@@ -99,10 +99,10 @@ def test_all_that_the_assistant_says_is_learnt_and_nothing_else(made: Path, toke
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "5"},
     ]
-    ids, said = rows.row({"messages": messages, "tools": [TOOL]})
+    ids, learned = rows.row({"messages": messages, "tools": [TOOL]})
     called = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     turns = [f"I ask\n{called}\n{called}<|im_end|>", f"{called}<|im_end|>", "5<|im_end|>"]
-    runs = [list(run) for _, run in itertools.groupby(zip(ids, said, strict=True), lambda pair: pair[1])]
+    runs = [list(run) for _, run in itertools.groupby(zip(ids, learned, strict=True), lambda pair: pair[1])]
     assert [tokenizer.decode([i for i, _ in run]) for run in runs if run[0][1]] == turns
     heard = Qwen3Renderer(tokenizer).render(messages[:7], tools=[TOOL], add_generation_prompt=True)
     assert ids[: len(heard.token_ids)] == heard.token_ids

@@ -28,7 +28,7 @@ WANTED = [
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
     *("tokenization_qwen.py", "configuration_qwen.py"),
 ]
-"""Files that models on the Hugging Face hub have beside their weights, and without which engines do not come up."""
+"""Files that models on the Hugging Face hub have next to their weights, and without which engines do not come up."""
 UNWANTED = [
     *("model.safetensors.index.json", "pytorch_model.bin", "model.pt"),
     *(
@@ -79,7 +79,7 @@ def test_a_version_has_a_delta_unless_it_would_be_of_little_use(tiny_model: Path
     assert not (weights.write(3, 2, policy, None) / "delta.npz").exists(), "everything changed"
 
 
-def test_the_config_says_the_precision_of_the_weights_that_are_written(
+def test_the_config_names_the_precision_of_the_weights_that_are_written(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """Engines choose theirs by it."""

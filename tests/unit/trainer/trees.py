@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, Node, TokenFlag
 
 
 def prompt(index: int, parent: int, at: int, ids: Sequence[int]) -> Node:
@@ -67,3 +62,11 @@ def group(name: str, rewards: Sequence[float], *, version: int = 0, length: int 
         )
         episodes.append(Episode(f"{name}-{i}", reward, nodes))
     return Group(name, name, version, tuple(episodes))
+
+
+def context_of(episode: Episode, node: Node) -> list[int]:
+    """The ids before a node's first token."""
+    if node.parent < 0:
+        return []
+    parent = episode.nodes[node.parent]
+    return context_of(episode, parent) + parent.ids[: node.at].tolist()

@@ -1,4 +1,4 @@
-"""Episodes with images, files of them in a run's folder, and what transformers' own model and processor say of their tokens."""
+"""Episodes with images, files of them in a run's folder, and what transformers' own model and processor compute of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-from headgate.types import (
-    Episode,
-    Group,
-    ImageSpan,
-    Node,
-)
+from headgate.types import Episode, Group, ImageSpan, Node
 from tests.harness.vision_model import END, PAD, START, png
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.config.settings import Settings
 from trainer.data.tree import Row, rows_of
@@ -47,11 +43,13 @@ def look(index: int, parent: int, at: int, data: bytes, *, before: Sequence[int]
 def two_turns(name: str, reward: float = 1.0, images: tuple[bytes, bytes] = (RED, BLUE)) -> Episode:
     """An episode that sees an image before each of its two turns."""
     rng = np.random.default_rng(int(name_of(name.encode())[:8], 16))
-    said = [rng.integers(0, 250, 4).tolist() for _ in range(2)]
+    replies = [rng.integers(0, 250, 4).tolist() for _ in range(2)]
     first = look(0, -1, 0, images[0], before=[1, 2])
-    turn = sampled(1, 0, len(first.ids), said[0], logprob=-5.5)
+    turn = sampled(1, 0, len(first.ids), replies[0], logprob=-5.5)
     second = look(2, 1, 4, images[1])
-    return Episode(name, reward, (first, turn, second, sampled(3, 2, len(second.ids), said[1], logprob=-5.5)))
+    return Episode(
+        name, reward, (first, turn, second, sampled(3, 2, len(second.ids), replies[1], logprob=-5.5))
+    )
 
 
 def groups_with_images(version: int) -> list[Group]:
@@ -68,15 +66,9 @@ def groups_with_images(version: int) -> list[Group]:
 
 
 def settings_of(path: Path, work: Path, *, more: Mapping[str, Any] | None = None, **model: Any) -> Settings:
-    """Settings of a short run; `model`: more of `[model]`, `more`: tables in place of these."""
-    tables: dict[str, Any] = {
-        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": path, "attention": "rows", **model},
-        "optimizer": {"lr": 1e-3},
-        "batch": {"tokens": 40},
-    }
-    return Settings.parse(tables | dict(more or {}))
+    """Settings of a short run; `model`: more of `[model]`, `more`: other tables."""
+    tables = {"model": {"attention": "rows", **model}, "batch": {"tokens": 40}}
+    return offline_settings(path, work, **tables, **(more or {}))
 
 
 def keep(trainer: RankTrainer, *files: bytes) -> None:
@@ -97,11 +89,11 @@ def plain(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def own_logprobs(model: Any, directory: Path, row: Row, files: Mapping[str, bytes]) -> Tensor:
-    """What the model itself says of a row's trained tokens."""
+    """The model's own log-probabilities of a row's trained tokens."""
     pictures = [Image.open(io.BytesIO(files[image.hash])) for image in row.images]
     seen = AutoImageProcessor.from_pretrained(directory)(pictures, return_tensors="pt") if pictures else {}
     ids = torch.tensor(row.ids[None].astype(np.int64))
     kinds = {"mm_token_type_ids": (ids == PAD).int()} if pictures else {}
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **kinds, **seen).logits[0, :-1]
-    said = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return said.gather(-1, ids[0, 1:, None])[:, 0][torch.tensor(row.train[1:])]
+    logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return logprobs.gather(-1, ids[0, 1:, None])[:, 0][torch.tensor(row.train[1:])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 
+from headgate.extras import install_command
 from trainer.errors import ConfigError
 from trainer.report.trackers.base import About, Tracker
 from trainer.report.trackers.mlflow import Mlflow
@@ -26,5 +27,5 @@ def check(names: Iterable[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(
-                f"[report] trackers: {name} is not installed: pip install 'headgate[{REGISTRY[name][1]}]'"
+                f"[report] trackers: {name} is not installed: {install_command(REGISTRY[name][1])}"
             )

@@ -8,7 +8,7 @@
 | ipc | shared memory of one machine: one copy in, one out | the sender's `/dev/shm` |
 
 Invariants: every operation has a deadline, and its error names the step; a group that is closed ends what its other ranks wait
-for, at the latest by their own deadlines; what this installation cannot do is refused by name before anybody waits (`refusal`).
+for, at the latest by their own deadlines; what this installation cannot do is refused by name before any rank waits (`refusal`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch.distributed as dist
 T = TypeVar("T")
 BACKENDS = ("gloo", "nccl", "nccl_m2n", "ipc")
 _AT_ONCE = 3
-"""Frames that are on their way at once."""
+"""Frames that are on their way concurrently."""
 _LOOK_S = 0.0005
 _SHARED = Path("/dev/shm")
 _NAME = "headgate-transfer-"
@@ -41,16 +41,16 @@ Frames = Iterable[tuple[str, torch.Tensor]]
 
 
 class TransferError(RuntimeError):
-    """A transfer that did not come to its end; the message names the step."""
+    """A transfer that was not completed; the message names the step."""
 
 
-class Group(Protocol):
+class TransferGroup(Protocol):
     """The ranks of one lane; rank 0 sends. Close it: what others still wait for then ends with an error there."""
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
         """Send bytes to all other ranks, or receives into them; yields each when it is there.
 
-        A few are on their way at once, so that nobody waits for a turn.
+        A few are on their way concurrently, so that no rank waits for its turn.
         """
         ...
 
@@ -99,9 +99,9 @@ def accelerator(lane: int | None = None) -> torch.device:
 class Lanes:
     """The groups of one transfer, each of the sender and all workers."""
 
-    def __init__(self, open_: Callable[[int], Group], count: int) -> None:
+    def __init__(self, open_: Callable[[int], TransferGroup], count: int) -> None:
         """Wait until all ranks are there. `open_` forms the group of a lane."""
-        self._groups: list[Group] = []
+        self._groups: list[TransferGroup] = []
         try:
             for lane in range(count):
                 self._groups.append(open_(lane))
@@ -109,8 +109,8 @@ class Lanes:
             self.close()
             raise
 
-    def run(self, work: Callable[[Group, int], T]) -> list[T]:
-        """Run `work` on every lane at once and answers its results. The first that fails ends all, and its error is raised."""
+    def run(self, work: Callable[[TransferGroup, int], T]) -> list[T]:
+        """Run `work` on every lane in parallel and return its results. The first that fails ends all, and its error is raised."""
         errors: list[BaseException] = []
 
         def one(lane: int) -> T | None:
@@ -147,8 +147,8 @@ def open_group(
     timeout_s: float,
     device: torch.device | None = None,
     largest: int = 0,
-) -> Group:
-    """Forms a group; waits until all ranks are there. Raise TransferError.
+) -> TransferGroup:
+    """Form a group; wait until all ranks are there. Raise TransferError.
 
     `host`: this machine's address, as the others reach it; `device`: of NCCL's buffers; `largest`: the most bytes of a frame.
     """
@@ -191,7 +191,7 @@ class Collective:
                 self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
-        """As the protocol says."""
+        """See `TransferGroup`."""
         under_way: deque[tuple[str, torch.Tensor, torch.Tensor, Any]] = deque()
         for name, data in frames:
             moved = data if self._device.type == "cpu" else data.to(self._device)
@@ -218,7 +218,7 @@ class Collective:
         flag = torch.tensor([int(content)], dtype=torch.int32, device=self._device)
         options = dist.AllreduceOptions()
         options.reduceOp, options.timeout = dist.ReduceOp(dist.ReduceOp.MIN), self._timeout
-        with named("hear whether all have the bytes"):
+        with named("confirm that all ranks have the bytes"):
             self._wait(self._group.allreduce([flag], options))
             return bool(flag.item())
 
@@ -237,14 +237,14 @@ class Collective:
 
 
 class Shared:
-    """A ring of frames in the shared memory of one machine; the store tells who is where."""
+    """A ring of frames in the shared memory of one machine; the store has the position of each rank."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float, largest: int) -> None:
         """Wait until all ranks are there. `largest`: the most bytes of a frame."""
         self._store, self._sends, self._readers = dist.PrefixStore("shared", store), rank == 0, size - 1
         self._timeout, self._slot = timedelta(seconds=timeout_s), max(1, largest)
         with named("share memory with the other side, which must be on this machine"):
-            path = self._made() if self._sends else Path(self._said("memory"))
+            path = self._made() if self._sends else Path(self._wait_for("memory"))
             try:
                 with path.open("r+b") as file:
                     self._memory = mmap.mmap(file.fileno(), 0)
@@ -265,41 +265,41 @@ class Shared:
         return Path(name)
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
-        """As the protocol says."""
+        """See `TransferGroup`."""
         number = -1
         for number, (name, data) in enumerate(frames):
             start = number % _AT_ONCE * self._slot
             place = self._ring[start : start + len(data)]
             with named(name):
                 if receives:
-                    self._said(f"frame-{number}")
+                    self._wait_for(f"frame-{number}")
                     data.copy_(place)
                     self._all_have("took", number)
                 else:
                     if number >= _AT_ONCE:
-                        self._said(f"took-{number - _AT_ONCE}")
+                        self._wait_for(f"took-{number - _AT_ONCE}")
                     place.copy_(data)
                     self._store.set(f"frame-{number}", "")
             yield data
 
     def agree(self, content: bool) -> bool:
         """Return true if every rank is content."""
-        with named("hear whether all have the bytes"):
+        with named("confirm that all ranks have the bytes"):
             if not content:
                 self._store.set("wrong", "")
-            self._all_have("done", 0, everybody=True)
+            self._all_have("done", 0, all_ranks=True)
             return not self._store.check(["wrong"])
 
-    def _all_have(self, what: str, number: int, *, everybody: bool = False) -> None:
-        """A reader has come to a step; the sender, or everybody, waits until all have."""
+    def _all_have(self, what: str, number: int, *, all_ranks: bool = False) -> None:
+        """Report that a reader has done a step; the sender, or with `all_ranks` every rank, waits until all have."""
         key = f"{what}-{number}"
-        ranks = self._readers + everybody
-        if (everybody or not self._sends) and self._store.add(f"{key}-count", 1) == ranks:
+        ranks = self._readers + all_ranks
+        if (all_ranks or not self._sends) and self._store.add(f"{key}-count", 1) == ranks:
             self._store.set(key, "")
-        if everybody or self._sends:
-            self._said(key)
+        if all_ranks or self._sends:
+            self._wait_for(key)
 
-    def _said(self, key: str) -> str:
+    def _wait_for(self, key: str) -> str:
         self._store.wait([key], self._timeout)
         return str(self._store.get(key).decode())
 
@@ -308,7 +308,7 @@ class Shared:
 
 
 def _sweep() -> None:
-    """Remove what processes that are gone left, which were killed before all had opened it."""
+    """Remove the files of dead processes, which were killed before all ranks had opened them."""
     for path in _SHARED.glob(f"{_NAME}*"):
         found = re.fullmatch(rf"{_NAME}(\d+)-.*", path.name)
         if found and not Path(f"/proc/{found[1]}").exists():

@@ -20,12 +20,12 @@ from torch import Tensor
 PIECE = 2**24
 """The bytes that one hash covers, as in the manifest of a version; the last piece of a tensor is shorter."""
 _MOST_OFFSETS = 8
-"""The most offsets at which one tensor is compared with one block of memory: more of them tell nothing apart."""
+"""The most offsets at which one tensor is compared with one block of memory: more of them distinguish nothing."""
 _AT_ONCE = 2**24
-"""The numbers that are compared at once, so that an engine whose memory is full needs little more."""
+"""The numbers that are compared in one piece, so that an engine whose memory is full needs little more."""
 
 
-class Place(NamedTuple):
+class TensorPart(NamedTuple):
     """Where a part of a tensor lies: `rows` rows from `row` on, and the columns of `share`, at `start` in the block `block`."""
 
     block: str
@@ -67,7 +67,7 @@ class Places:
 
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
         self._shard, self._shards = shard, shards
-        self._places: dict[str, list[Place]] = {}
+        self._places: dict[str, list[TensorPart]] = {}
 
     def compare(self, memory: Mapping[str, Tensor], version: Iterable[tuple[str, Tensor]]) -> Comparison:
         """Compare every tensor of a version with the blocks of memory, by name.
@@ -75,7 +75,7 @@ class Places:
         `memory`: tensors of any shape on one device; `version`: the checkpoint's tensors, on the CPU, one after the other.
         """
         blocks = {name: _rows(tensor) for name, tensor in memory.items()}
-        result, found = Comparison(), dict[str, list[Place]]()
+        result, found = Comparison(), dict[str, list[TensorPart]]()
         for name, tensor in version:
             result.hashes[name] = _hashes(tensor)
             rows = _rows(tensor)
@@ -92,8 +92,8 @@ class Places:
         self._remember({name: places for name, places in found.items() if name not in result.wrong})
         return result
 
-    def _remember(self, found: Mapping[str, list[Place]]) -> None:
-        """Keep the places that one tensor alone has and that are its only one in a block; equal tensors and rows tell nothing."""
+    def _remember(self, found: Mapping[str, list[TensorPart]]) -> None:
+        """Keep the places of one tensor only that are its only ones in a block; equal tensors and rows distinguish nothing."""
         taken = [(place.block, place.start) for places in self._places.values() for place in places]
         claims = Counter((place.block, place.start) for places in found.values() for place in places)
         claims.update(taken)
@@ -107,7 +107,7 @@ class Places:
             if own:
                 self._places[name] = own
 
-    def _find(self, name: str, rows: Tensor, key: str, block: Tensor) -> Iterator[Place]:
+    def _find(self, name: str, rows: Tensor, key: str, block: Tensor) -> Iterator[TensorPart]:
         """Yield the places of a tensor in a block of which at least half of the rows are equal; in the block of its own name
         also one that differs in all."""
         if not _may_hold(name, key):
@@ -125,7 +125,7 @@ class Places:
             # Rows that repeat make a tensor resemble its own neighborhood: what is equal most counts.
             most = max((span.equal for span in spans), default=0)
             best = [span for span in spans if span.equal == most][:_MOST_OFFSETS]
-            yield from (Place(key, span.start, span.row, span.rows, share) for span in best)
+            yield from (TensorPart(key, span.start, span.row, span.rows, share) for span in best)
 
     def _offsets(self, rows: Tensor, block: Tensor) -> list[int]:
         """Return at which rows of a block a tensor may begin, by a few of its rows; negative where the block has later rows."""
@@ -151,13 +151,13 @@ class Places:
             at = equal.nonzero().flatten()
             first, last = (int(at[0]), int(at[-1])) if len(at) else (0, -1)
             start, row, count, equal = start + first, row + first, last - first + 1, equal[first : last + 1]
-        telling = _changes(rows[row : row + count])
-        if count * 2 * self._shards < len(rows) or int(equal[telling].sum()) * 2 < int(telling.sum()):
+        changed = _changes(rows[row : row + count])
+        if count * 2 * self._shards < len(rows) or int(equal[changed].sum()) * 2 < int(changed.sum()):
             return None
         return _Span(start, row, count, int(equal.sum()))
 
     @staticmethod
-    def _differs(block: Tensor | None, rows: Tensor, place: Place) -> bool:
+    def _differs(block: Tensor | None, rows: Tensor, place: TensorPart) -> bool:
         index, shares = place.share
         width = rows.shape[1] // shares
         mine = rows[place.row : place.row + place.rows, index * width : (index + 1) * width]
@@ -166,12 +166,14 @@ class Places:
         return not bool(_equal_rows(block[place.start : place.start + len(mine)], mine).all())
 
 
-def compare_adapter(held: Mapping[str, Tensor], version: Mapping[str, Tensor], scaling: float) -> Comparison:
+def compare_adapter(
+    loaded: Mapping[str, Tensor], version: Mapping[str, Tensor], scaling: float
+) -> Comparison:
     """Compare the factors of an adapter in memory, whose `lora_B` are multiplied by `scaling`, with those of a version.
 
     Names agree from the number of the layer on. Factors of experts, which engines merge, are `missing`.
     """
-    by_layer = {_from_layer(name): tensor for name, tensor in held.items()}
+    by_layer = {_from_layer(name): tensor for name, tensor in loaded.items()}
     result = Comparison(hashes={name: _hashes(tensor) for name, tensor in version.items()})
     for name, tensor in version.items():
         mine = by_layer.get(_from_layer(name))
@@ -199,11 +201,11 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(-1, 1)
 
 
-def _equal_rows(held: Tensor, rows: Tensor) -> Tensor:
+def _equal_rows(loaded: Tensor, rows: Tensor) -> Tensor:
     """Return for each row whether its numbers are equal, in the dtype that is held; -0 equals 0, as products give either."""
-    step, found = max(1, _AT_ONCE // max(1, held.shape[1])), list[Tensor]()
-    for start in range(0, len(held), step):
-        part = held[start : start + step]
+    step, found = max(1, _AT_ONCE // max(1, loaded.shape[1])), list[Tensor]()
+    for start in range(0, len(loaded), step):
+        part = loaded[start : start + step]
         other = rows[start : start + step].to(part.device, part.dtype)
         if part.itemsize == 1:
             part, other = part.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
@@ -212,7 +214,7 @@ def _equal_rows(held: Tensor, rows: Tensor) -> Tensor:
 
 
 def _changes(rows: Tensor) -> Tensor:
-    """Return for each row whether it differs from the one before: rows that repeat tell no place apart."""
+    """Return for each row whether it differs from the one before: rows that repeat distinguish no places."""
     return torch.cat([torch.ones(1, dtype=torch.bool), ~(rows[1:] == rows[:-1]).all(1)])
 
 

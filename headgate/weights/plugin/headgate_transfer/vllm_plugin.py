@@ -1,6 +1,6 @@
 """vLLM's weight-transfer engine `headgate`: `--weight-transfer-config '{"backend": "headgate"}'`.
 
-The routes are vLLM's. `init_weight_transfer_engine` begins to receive a version beside the sampling; `update_weights` puts what
+The routes are vLLM's. `init_weight_transfer_engine` begins to receive a version while sampling; `update_weights` puts what
 came, whole and with the manifest's hashes, in the place of the engine's weights. Before that nothing of the engine is touched, so
 a transfer that fails leaves it as it was.
 """
@@ -19,7 +19,7 @@ NAME = "headgate"
 
 
 @dataclass
-class Take:
+class UpdateInfo:
     """Which version is to be put in place, and how long it may still be on its way."""
 
     version: int
@@ -30,13 +30,13 @@ class CollectiveEngine(WeightTransferEngine):
     """One worker's side."""
 
     init_info_cls = Join
-    update_info_cls = Take
+    update_info_cls = UpdateInfo
     _receiver: Receiver | None = None
     taken: Received | None = None
     """The version that was put in place last, until it is compared with the memory (`vllm_worker`)."""
 
     def init_transfer_engine(self, init_info: Join) -> None:
-        """Begins to receive, in a thread; what came before is forgotten."""
+        """Begin to receive, in a thread; what came before is forgotten."""
         self.shutdown()
         config = self.parallel_config
         rank = init_info.rank_offset + config.data_parallel_index * config.world_size + config.rank
@@ -49,8 +49,8 @@ class CollectiveEngine(WeightTransferEngine):
         """Wait for the version, and load it."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: Take) -> None:
-        """Raise TransferError, and has changed nothing, if the version did not come."""
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Raise TransferError, without a change, if the version was not received."""
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
             initialize_layerwise_reload,
@@ -69,7 +69,7 @@ class CollectiveEngine(WeightTransferEngine):
         """Nothing is left to do."""
 
     def shutdown(self) -> None:
-        """Receives no more."""
+        """Receive no more."""
         if self._receiver is not None:
             self._receiver.abandon()
             self._receiver = None

@@ -19,7 +19,7 @@ from .proof import Places, compare_adapter
 
 _CONFIG = "adapter_config.json"
 _UNPACK_ROWS = 1024
-"""Rows of the identity by which a packed matrix is multiplied at once."""
+"""Rows of the identity by which a packed matrix is multiplied in one piece."""
 
 
 class ProvingWorker:
@@ -54,8 +54,8 @@ class ProvingWorker:
         folder = Path(path)
         tensors, config = dict(_stored(folder)), json.loads((folder / _CONFIG).read_bytes())
         scaling = config["lora_alpha"] / config["r"]
-        held = [_factors(lora, manager.packed_modules_mapping) for lora in manager.list_adapters().values()]
-        results = [compare_adapter(factors, tensors, scaling) for factors in held or [{}]]
+        loaded = [_factors(lora, manager.packed_modules_mapping) for lora in manager.list_adapters().values()]
+        results = [compare_adapter(factors, tensors, scaling) for factors in loaded or [{}]]
         return min(results, key=lambda result: len(result.wrong)).to_json()
 
 
@@ -73,11 +73,11 @@ def _memory(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     vLLM's CPU build packs matrices, and mostly empties the original; a product with the identity unpacks them.
     """
     blocks, stale = dict[str, Tensor](), dict[str, str]()
-    seen = set[int]()
+    pointers = set[int]()
     for path, module in model.named_modules():
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and tensor.numel() and tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
+            if tensor is not None and tensor.numel() and tensor.data_ptr() not in pointers:
+                pointers.add(tensor.data_ptr())
                 blocks[f"{path}.{key}"] = tensor
         if "cpu_linear" in vars(module) and (packed := unpacked(module)) is not None:
             if not module.weight.numel():

@@ -1,7 +1,7 @@
 """The bytes of a version from one process to several, and the proof that they are those of the manifest.
 
 Groups (`groups`) are formed for one transfer and never used again: rank 0 has the version's files, every other rank is a worker
-of one engine. Files travel in frames of whole pieces (the manifest's), each a broadcast; at the end all ranks say whether they
+of one engine. Files travel in frames of whole pieces (the manifest's), each a broadcast; at the end all ranks report whether they
 are content. Invariants: every operation has a deadline, and the error names it; a `Receiver` gives out only bytes whose hashes
 are the manifest's.
 """
@@ -23,7 +23,17 @@ import torch
 import torch.distributed as dist
 from blake3 import blake3
 
-from .groups import Group, Lanes, TransferError, accelerator, chosen, lanes_of, named, open_group, refusal
+from .groups import (
+    Lanes,
+    TransferError,
+    TransferGroup,
+    accelerator,
+    chosen,
+    lanes_of,
+    named,
+    open_group,
+    refusal,
+)
 
 log = logging.getLogger("vllm.headgate_transfer")
 """Under vLLM's own, which is shown."""
@@ -84,26 +94,26 @@ def frames_of(plan: Plan) -> Iterator[Frame]:
     """Yield the frames of a version, in the order in which they travel."""
     for file in sorted(plan):
         start = size = 0
-        held: list[tuple[int, str]] = []
+        pieces_of_frame: list[tuple[int, str]] = []
         for piece in plan[file]:
-            if held and size + piece[0] > FRAME:
-                yield Frame(file, start, tuple(held))
-                start, size, held = start + size, 0, []
-            held.append((piece[0], piece[1]))
+            if pieces_of_frame and size + piece[0] > FRAME:
+                yield Frame(file, start, tuple(pieces_of_frame))
+                start, size, pieces_of_frame = start + size, 0, []
+            pieces_of_frame.append((piece[0], piece[1]))
             size += piece[0]
         if size:
-            yield Frame(file, start, tuple(held))
+            yield Frame(file, start, tuple(pieces_of_frame))
 
 
 def digest_of(plan: Plan) -> str:
-    """Tells two plans apart."""
+    """Return the hash of a plan."""
     return blake3(
         json.dumps({file: list(map(list, plan[file])) for file in sorted(plan)}).encode()
     ).hexdigest()
 
 
 class Sender:
-    """Rank 0 of a transfer: opens a port, and sends the files of a folder to whoever joins."""
+    """Rank 0 of a transfer: opens a port, and sends the files of a folder to the ranks that join."""
 
     def __init__(
         self,
@@ -138,7 +148,7 @@ class Sender:
             with _Files(self._folder, self._plan) as files:
                 frames = list(frames_of(self._plan))
 
-                def send(group: Group, lane: int) -> None:
+                def send(group: TransferGroup, lane: int) -> None:
                     own = ((_step("send", frame), frame.of(files)) for frame in frames[lane :: self.lanes])
                     for _ in group.broadcast(own, receives=False):
                         pass
@@ -149,7 +159,7 @@ class Sender:
         finally:
             lanes.close()
 
-    def _lane(self, lane: int) -> Group:
+    def _lane(self, lane: int) -> TransferGroup:
         device = accelerator(lane) if self.backend.startswith("nccl") else None
         store = dist.PrefixStore(f"lane-{lane}", self._store)
         place = self.backend, store, 0, self._size, self._host, self._timeout_s
@@ -158,7 +168,7 @@ class Sender:
     def _reason(self) -> str:
         keys = [_wrong_key(rank) for rank in range(1, self._size)]
         return next(
-            (self._store.get(key).decode() for key in keys if self._store.check([key])), "it does not say"
+            (self._store.get(key).decode() for key in keys if self._store.check([key])), "it gave no reason"
         )
 
 
@@ -175,7 +185,7 @@ class _Files:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             found[name] = torch.frombuffer(mapped, dtype=torch.uint8)
             if len(mapped) != sum(size for size, _ in pieces):
-                raise TransferError(f"{self._folder / name} has not the size that its manifest says")
+                raise TransferError(f"{self._folder / name} does not have the size of its manifest")
         return found
 
     def __exit__(self, *_: object) -> None:
@@ -207,13 +217,13 @@ class Received:
 
 
 class Receiver:
-    """One worker's receipt of a version: a thread, so that the engine samples on meanwhile."""
+    """One worker's receipt of a version: a thread, so that the engine samples on."""
 
     def __init__(self, join: Join, rank: int, on_frame: Callable[[int], None] | None = None) -> None:
         """`on_frame` is called in the thread before each frame, with its number."""
         self.version = join.version
         self._join, self._rank, self._on_frame = join, rank, on_frame
-        # asked in the worker's own thread, for another's is the first of the machine
+        # read in the worker's own thread, for another's is the first of the machine
         self._device = accelerator() if join.backend.startswith("nccl") else None
         self._outcome: Future[Received] = Future()
         self._abandoned = False
@@ -225,7 +235,7 @@ class Receiver:
         self._abandoned = True
 
     def result(self, timeout_s: float) -> Received:
-        """Return the received files. Raise TransferError if they did not come, or are not those of the manifest."""
+        """Return the received files. Raise TransferError if they are missing, or differ from the manifest."""
         try:
             return self._outcome.result(timeout_s)
         except TimeoutError as error:
@@ -244,17 +254,17 @@ class Receiver:
             limit = timedelta(seconds=join.timeout_s)
             store = dist.TCPStore(join.address, join.port, None, is_master=False, timeout=limit)
             if store.get(_PLAN).decode() != digest_of(join.plan):
-                raise TransferError(f"the sender has another version {join.version} than the manifest says")
+                raise TransferError(f"the sender has another version {join.version} than the manifest")
         here = _own_address(join.address, join.port)
 
-        def lane(number: int) -> Group:
+        def lane(number: int) -> TransferGroup:
             inner = dist.PrefixStore(f"lane-{number}", store)
             place = join.backend, inner, self._rank, join.world_size, here, join.timeout_s
             return open_group(*place, self._device, _largest(join.plan))
 
         lanes = Lanes(lane, join.lanes)
         try:
-            received, wrong = self._take_all(lanes)
+            received, wrong = self._receive_all(lanes)
             if wrong:
                 store.set(_wrong_key(self._rank), wrong)
             lanes.agree(content=not wrong)
@@ -264,8 +274,8 @@ class Receiver:
             raise TransferError(wrong)
         return received
 
-    def _take_all(self, lanes: Lanes) -> tuple[Received, str]:
-        """Receives all frames, and returns them with the first error (empty: none); hashes are computed while the next
+    def _receive_all(self, lanes: Lanes) -> tuple[Received, str]:
+        """Receive all frames, and return them with the first error (empty: none); hashes are computed while the next
         frame is on its way."""
         plan = self._join.plan
         received = Received(self.version)
@@ -273,14 +283,14 @@ class Receiver:
             received.files[name] = torch.empty(sum(size for size, _ in pieces), dtype=torch.uint8)
         frames = list(frames_of(plan))
 
-        def take(group: Group, lane: int) -> str:
+        def receive_lane(group: TransferGroup, lane: int) -> str:
             own = frames[lane :: self._join.lanes]
             with ThreadPoolExecutor(1, "weights-hash") as looker:
                 came = group.broadcast(self._places(own, received), receives=True)
                 looks = [looker.submit(_wrong_in, data, frame) for frame, data in zip(own, came, strict=True)]
             return next((found for look in looks if (found := look.result())), "")
 
-        return received, next(filter(None, lanes.run(take)), "")
+        return received, next(filter(None, lanes.run(receive_lane)), "")
 
     def _places(self, frames: Sequence[Frame], received: Received) -> Iterator[tuple[str, torch.Tensor]]:
         for number, frame in enumerate(frames):

@@ -41,7 +41,7 @@ def test_the_page_and_all_that_it_loads_are_small() -> None:
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 150_000
 
 
-async def test_the_page_is_asked_for_each_time_and_its_assets_once(
+async def test_the_page_is_fetched_each_time_and_its_assets_once(
     http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     build(tmp_path)
@@ -54,7 +54,7 @@ async def test_the_page_is_asked_for_each_time_and_its_assets_once(
     assert (gone.status_code, gone.headers["cache-control"]) == (404, "no-cache")
 
 
-async def test_no_answer_allows_what_another_host_or_an_attribute_says(
+async def test_no_response_allows_scripts_of_other_hosts_or_attributes(
     http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     build(tmp_path)

@@ -13,14 +13,14 @@ from tests.harness.waiting import turns, until
 
 
 class App:
-    """Answers once it may."""
+    """Respond once `may` is set."""
 
     def __init__(self) -> None:
         self.may = asyncio.Event()
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
 
     async def __call__(self, scope: Any, _receive: Any, send: Any) -> None:
-        self.asked.set()
+        self.called.set()
         await self.may.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
@@ -35,7 +35,7 @@ async def test_a_call_that_runs_is_waited_for_and_a_new_one_is_refused() -> None
     app, drain = App(), Drain()
     async with client(app, drain) as http:
         call = asyncio.create_task(http.post("/v1/chat/completions"))
-        await app.asked.wait()
+        await app.called.wait()
         drain.begin()
         assert not await drain.ended(0.0)
         for path in ("/v1/chat/completions", "/e/ep-1/v1/responses"):
@@ -76,17 +76,11 @@ async def test_only_what_runs_keeps_the_end_waiting_and_it_does() -> None:
         assert await end
 
 
-async def test_nothing_is_waited_for_when_nothing_runs() -> None:
-    drain = Drain()
-    drain.begin()
-    assert await drain.ended(3600.0)
-
-
 async def test_a_second_begin_ends_the_waiting() -> None:
     app, drain = App(), Drain()
     async with client(app, drain) as http:
         call = asyncio.create_task(http.post("/v1/completions"))
-        await app.asked.wait()
+        await app.called.wait()
         drain.begin()
         drain.begin()
         assert not await drain.ended(3600.0)
@@ -94,11 +88,11 @@ async def test_a_second_begin_ends_the_waiting() -> None:
         await call
 
 
-async def test_who_waits_for_something_else_is_told_at_the_end() -> None:
+async def test_a_request_that_waits_for_an_event_gets_an_error_at_the_end() -> None:
     app, drain = App(), Drain()
     async with client(app, drain) as http:
         poll = asyncio.create_task(http.get("/admin/v1/lease"))
-        await app.asked.wait()
+        await app.called.wait()
         drain.begin()
         assert await drain.ended(3600.0)
         assert not poll.done()
@@ -108,7 +102,7 @@ async def test_who_waits_for_something_else_is_told_at_the_end() -> None:
         assert (await http.get("/admin/v1/lease")).status_code == 503
 
 
-async def test_a_call_without_an_answer_is_told_at_the_end_and_one_that_is_being_answered_goes_on() -> None:
+async def test_a_call_without_a_response_gets_an_error_at_the_end_and_a_stream_continues() -> None:
     waits, drain = App(), Drain()
     sent, go_on = asyncio.Event(), asyncio.Event()
 
@@ -123,14 +117,14 @@ async def test_a_call_without_an_answer_is_told_at_the_end_and_one_that_is_being
     async with client(streams, drain) as http:  # type: ignore[arg-type]
         call = asyncio.create_task(http.post("/v1/chat/completions"))
         stream = asyncio.create_task(http.post("/v1/streams"))
-        await asyncio.gather(waits.asked.wait(), sent.wait())
+        await asyncio.gather(waits.called.wait(), sent.wait())
         drain.begin()
         assert not await drain.ended(0.0)
         drain.end()
         answer = await call
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
         assert int(answer.headers["retry-after"]) >= 1
-        assert "x-headgate-not-begun" not in answer.headers  # nobody knows what it has done
+        assert "x-headgate-not-begun" not in answer.headers  # it may have taken effect
         go_on.set()
         assert (await stream).content == b"whole"
         assert drain.running == 0
@@ -184,8 +178,8 @@ async def test_who_has_opened_is_not_cancelled() -> None:
     assert await asyncio.create_task(live()) == "it ends by itself"
 
 
-async def test_a_link_between_processes_is_nobodys_to_refuse() -> None:
-    """The others follow this one until the last call is over, and its end is told by the link itself."""
+async def test_a_link_between_processes_is_never_refused() -> None:
+    """Followers stay linked until the last call has ended; then the link itself ends."""
     drain, served = Drain(), asyncio.Event()
 
     async def link(scope: Any, _receive: Any, _send: Any) -> None:
@@ -197,7 +191,7 @@ async def test_a_link_between_processes_is_nobodys_to_refuse() -> None:
     drain.end()
 
     async def nothing(*_: Any) -> Any:
-        raise AssertionError("nobody else may speak on it")
+        raise AssertionError("only the link may use it")
 
     scope = {"type": "websocket", "path": "/peers/v1/link"}
     task = asyncio.create_task(Draining(link, drain)(scope, nothing, nothing))

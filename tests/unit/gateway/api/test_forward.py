@@ -28,13 +28,13 @@ URL = "http://gateway/v1/chat/completions"
 
 
 class Process:
-    """Another gateway process: `drain` says whether it takes calls."""
+    """Another gateway process: `drain` decides whether it accepts calls."""
 
     def __init__(self, *, reads: bool = False) -> None:
-        """`reads`: what it does not take, too."""
+        """Read rejected requests too, with `reads`."""
         self.drain = Drain()
-        self.heard: list[bytes] = []
-        self.asked = asyncio.Event()
+        self.bodies: list[bytes] = []
+        self.called = asyncio.Event()
         self.url = ""
         self._reads = reads
 
@@ -42,15 +42,15 @@ class Process:
         if scope["type"] == "http":
             if self._reads:
                 await whole(receive)
-            self.asked.set()
+            self.called.set()
         await Draining(self._answer, self.drain)(scope, receive, send)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        self.heard.append(await whole(receive))
+        self.bodies.append(await whole(receive))
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": self.heard[-1]})
+        await send({"type": "http.response.body", "body": self.bodies[-1]})
 
 
 class Here:
@@ -65,7 +65,7 @@ class Here:
 
 
 async def whole(receive: Any) -> bytes:
-    """A request's body."""
+    """Return a request's body."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -77,7 +77,7 @@ async def whole(receive: Any) -> bytes:
 async def world(
     *processes: Process, **given: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Here, list[bytes]]]:
-    """A client of a process that follows the first of others; what is answered here is in the list."""
+    """Yield a client of a process that follows the first of others; what is answered here is in the list."""
     async with AsyncExitStack() as stack:
         for process in processes:
             port = free_port()
@@ -89,11 +89,11 @@ async def world(
         transport = httpx.ASGITransport(forward)  # type: ignore[arg-type]
         headers = {"Authorization": f"Bearer {KEY}"}
         client = httpx.AsyncClient(transport=transport, headers=headers, timeout=60.0)
-        yield await stack.enter_async_context(client), here, own.heard
+        yield await stack.enter_async_context(client), here, own.bodies
 
 
 def forwarding(app: Any, place: Here, wait_s: float = 60.0) -> Forward:
-    """An application in a process at a place, with one agent and no admin key."""
+    """Return an application in a process at a place, with one agent and no admin key."""
     projects = Projects(Settings.parse({"models": {"demo": {"path": "nowhere"}}}))
     return Forward(app, lambda: place, Keyring([(KEY, "agent")]), projects, "the-key-of-the-cluster", wait_s)
 
@@ -104,33 +104,33 @@ async def parts() -> AsyncIterator[bytes]:
 
 
 async def changed(process: Process, change: Callable[[], None]) -> None:
-    """Once a process was asked."""
-    await process.asked.wait()
+    """Call `change` once the process has a request."""
+    await process.called.wait()
     change()
 
 
-async def test_what_a_process_that_ends_did_not_begin_is_asked_of_its_successor() -> None:
+async def test_a_request_that_a_stopping_process_did_not_begin_goes_to_its_successor() -> None:
     first, second = Process(), Process()
     first.drain.begin()
     async with world(first, second) as (client, here, own):
-        asking = asyncio.create_task(client.post(URL, content=parts()))
+        request = asyncio.create_task(client.post(URL, content=parts()))
         await changed(first, lambda: setattr(here, "url", second.url))
-        answer = await asking
+        answer = await request
         assert (answer.status_code, answer.content) == (200, 3 * BODY)
-        assert (first.heard, second.heard, own) == ([], [3 * BODY], [])
+        assert (first.bodies, second.bodies, own) == ([], [3 * BODY], [])
 
 
 async def test_the_successor_may_be_this_process() -> None:
     first = Process()
     first.drain.begin()
     async with world(first) as (client, here, own):
-        asking = asyncio.create_task(client.post(URL, content=parts()))
+        request = asyncio.create_task(client.post(URL, content=parts()))
         await changed(first, lambda: setattr(here, "decides", True))
-        assert (await asking).content == 3 * BODY
-        assert (first.heard, own) == ([], [3 * BODY])
+        assert (await request).content == 3 * BODY
+        assert (first.bodies, own) == ([], [3 * BODY])
 
 
-async def test_who_waits_too_long_is_told_to_come_again() -> None:
+async def test_a_request_that_waits_too_long_gets_503_with_retry_after() -> None:
     first = Process()
     first.drain.begin()
     async with world(first, wait_s=0.0) as (client, _, own):
@@ -149,15 +149,15 @@ async def test_a_body_over_the_limit_is_not_sent_on() -> None:
             answer = await client.post(URL, content=parts())
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_large")
         await forward.close()
-        assert first.heard == own == []
+        assert first.bodies == own == []
 
 
 async def test_what_may_have_been_done_is_not_done_again() -> None:
     """A process takes the request, and goes away before it answers."""
-    first, second, asked = Process(), Process(), []
+    first, second, called = Process(), Process(), []
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        called.append(await reader.readuntil(b"\r\n\r\n"))
         here.url = second.url
         writer.close()
 
@@ -167,42 +167,42 @@ async def test_what_may_have_been_done_is_not_done_again() -> None:
         here.url = f"http://127.0.0.1:{port}"
         answer = await client.post(URL, content=BODY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "coordinator_lost")
-        assert (len(asked), first.heard, second.heard, own) == (1, [], [], [])
+        assert (len(called), first.bodies, second.bodies, own) == (1, [], [], [])
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/admin/v1/status"])
 async def test_a_process_that_coordinates_no_more_passes_nothing_on(path: str) -> None:
-    """The refusal says that the request was not started, so the sender waits for the next coordinator."""
+    """The refusal states that the request was not started, so the sender waits for the next coordinator."""
     first = Process()
     async with world(first) as (client, _, own):
         headers = {"x-headgate-forwarded": "the-key-of-the-cluster"}
         answer = await client.post(f"http://gateway{path}", headers=headers, content=BODY)
         assert answer.status_code == 503 and answer.headers["x-headgate-not-begun"]
-        assert (first.heard, own) == ([], [])
+        assert (first.bodies, own) == ([], [])
 
 
 class Slow:
     """A process that answers when its client has left."""
 
     def __init__(self) -> None:
-        self.asked, self.left = asyncio.Event(), asyncio.Event()
+        self.called, self.left = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await whole(receive)
-            self.asked.set()
+            self.called.set()
             while (await receive())["type"] != "http.disconnect":
                 pass
             self.left.set()
 
 
-async def leave(port: int, asked: asyncio.Event) -> None:
-    """A client that asks, and goes away without its answer once somebody has heard it."""
+async def leave(port: int, called: asyncio.Event) -> None:
+    """Send a request, and disconnect once a process has read it."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     writer.write(f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
-    await asked.wait()
-    # A reset: one that only closes may still read its answer, as far as the server can tell.
+    await called.wait()
+    # A reset: one that only closes may still read its answer, as far as the server knows.
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
 
@@ -224,18 +224,18 @@ async def test_the_other_process_sees_that_the_client_has_left(by: str) -> None:
     forward = forwarding(here, place)
     place.decides = by == "elsewhere"
     async with within("the request is given up at the other side"), serve(slow, back), serve(forward, front):
-        await leave(front, slow.asked)
+        await leave(front, slow.called)
         await slow.left.wait()
         await forward.close()
 
 
-async def test_what_nobody_waits_for_any_more_is_not_sent_on() -> None:
+async def test_a_request_whose_client_has_left_is_not_sent_on() -> None:
     """The client leaves while there is no coordinator."""
-    first, front, found, asked = Process(), free_port(), asyncio.Event(), asyncio.Event()
+    first, front, found, called = Process(), free_port(), asyncio.Event(), asyncio.Event()
 
     class Searching(Here):
         async def coordinator(self) -> str | None:
-            asked.set()
+            called.set()
             await found.wait()
             return self.url
 
@@ -248,7 +248,7 @@ async def test_what_nobody_waits_for_any_more_is_not_sent_on() -> None:
             ended.set()
 
         async with serve(observed, front):
-            await leave(front, asked)
+            await leave(front, called)
             # By the time that another connection is open, the server has seen the first one reset.
             _, writer = await asyncio.open_connection("127.0.0.1", front)
             writer.close()
@@ -256,5 +256,5 @@ async def test_what_nobody_waits_for_any_more_is_not_sent_on() -> None:
             found.set()
             await ended.wait()
             await forward.close()
-        assert first.heard == own == []
+        assert first.bodies == own == []
         assert (await client.post(URL, content=BODY)).content == BODY

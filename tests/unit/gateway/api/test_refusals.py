@@ -12,14 +12,7 @@ from prometheus_client import Counter
 
 from gateway.api.errors import NOT_BEGUN, error_response, refusal
 from gateway.cluster.follower import Follower
-from headgate.errors import (
-    BadRequest,
-    EngineError,
-    Fenced,
-    GatewayError,
-    NotAccepted,
-    Unavailable,
-)
+from headgate.errors import BadRequest, EngineError, Fenced, GatewayError, NotAccepted, Unavailable
 from scheduler.program.placement import PlacementSettings
 from tests.harness.waiting import turns
 
@@ -40,7 +33,7 @@ BUSY = Unavailable("no engine is ready", retry_after=1.0)
 def test_the_level_of_a_refusal(
     path: str, error: GatewayError, level: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    errors = Counter("errors", "told", ["status", "code"], registry=None)
+    errors = Counter("errors", "errors by status", ["status", "code"], registry=None)
     app = SimpleNamespace(
         state=SimpleNamespace(services=SimpleNamespace(metrics=SimpleNamespace(errors=errors)))
     )
@@ -50,14 +43,12 @@ def test_the_level_of_a_refusal(
     assert [record.levelno for record in caplog.records] == ([level] if level else [])
 
 
-def test_what_was_not_begun_says_so_and_nothing_else_does() -> None:
+def test_only_a_request_that_was_not_begun_has_the_header_for_it() -> None:
     assert NOT_BEGUN in error_response(NotAccepted("it ends", retry_after=1.0), "/v1/models").headers
     assert NOT_BEGUN not in error_response(BUSY, "/v1/models").headers
 
 
-async def test_what_a_follower_does_beside_its_link_is_told_when_it_fails(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_background_task_of_a_follower_logs_its_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise RuntimeError("it failed")
 

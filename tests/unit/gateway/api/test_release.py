@@ -16,7 +16,7 @@ from headgate.errors import OwnedByPeer
 
 
 class Limits:
-    """Counts the places that are taken."""
+    """Count the places in use."""
 
     taken = 1
 

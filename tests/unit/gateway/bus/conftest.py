@@ -18,14 +18,14 @@ Connect = Callable[..., Bus]
 
 @pytest.fixture(scope="session")
 def redis() -> Iterator[RedisServer]:
-    """A Redis server that the tests of one folder share: each takes a prefix of its own, and none stops it."""
+    """Yield a Redis server that the tests of one folder share: each takes a prefix of its own, and none stops it."""
     with redis_server() as server:
         yield server
 
 
 @pytest.fixture(params=["memory", "redis"])
 async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
-    """Makes connections to one bus; the first one's settings count."""
+    """Make connections to one bus; the first one's settings count."""
     opened: list[Bus] = []
     prefix = secrets.token_hex(4)
 

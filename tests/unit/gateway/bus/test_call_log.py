@@ -21,7 +21,7 @@ DETAILS = TurnDetails("chat", True, {"n": 1}, USED, 12.5, 0.25, request_key="nam
 
 
 def turn_of(ids: list[int]) -> Turn:
-    """Two runs; the weights changed under the second, and the engine never said when."""
+    """Two runs; the weights changed under the second, and the engine never reported when."""
     turn = Turn("call", engine="engine-0", pauses=1)
     half = len(ids) // 2
     turn.begin_run(3)
@@ -60,7 +60,7 @@ def test_a_log_that_is_not_whole_is_not_used() -> None:
     assert call_log.read(replace(log, body=log.body[:-1])) is None
     assert call_log.read(replace(log, state=call_log.state_of(turn_of([1, 2, 3, 4]), DETAILS))) is None
     longer = call_log.read(replace(log, body=log.body + b"more"))
-    assert longer is not None and longer.turn.ids == [1, 2, 3], "the state says how many tokens count"
+    assert longer is not None and longer.turn.ids == [1, 2, 3], "the state has the number of tokens"
 
 
 def test_of_a_call_whose_sampler_has_a_state_there_is_only_its_key() -> None:

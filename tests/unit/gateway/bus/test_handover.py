@@ -27,11 +27,11 @@ PLACE = "ep", "request"
 PROMPT = np.asarray([1, 2, 3], np.int32)
 DETAILS = TurnDetails("chat", True, {}, Sampling(max_tokens=100), 12.5, None, request_key="name" + "body")
 SETTINGS = BusSettings(heartbeat_ttl_s=60, log_s=60)
-"""Nothing is over but when a test says so."""
+"""Nothing expires unless a test moves the clock."""
 
 
 class Bus(MemoryBus):
-    """Away if a test says so; `during` happens while a log is written."""
+    """Unavailable while `away`; `during` is called while a log is written."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -67,7 +67,7 @@ class Call:
         self.staged = self.shown = 0
         self.superseded = 0
 
-    def say(self, *ids: int) -> None:
+    def sample(self, *ids: int) -> None:
         self.turn.append(list(ids), [-0.5] * len(ids))
 
     def stage(self) -> None:
@@ -87,7 +87,7 @@ def bus() -> Bus:
 
 @pytest.fixture
 async def one(bus: Bus) -> AsyncIterator[Handover]:
-    """A process."""
+    """Yield a process."""
     made = Handover(bus, Process("one", "http://one"), SETTINGS)
     await made.start()
     yield made
@@ -105,10 +105,16 @@ async def two(bus: Bus) -> AsyncIterator[Handover]:
 
 
 async def followed(handover: Handover, call: Call, details: TurnDetails = DETAILS) -> CallLog:
-    """A call that is logged."""
+    """Return a call that is logged."""
     track = handover.follow(PLACE, call, call.turn, PROMPT, details)
     await handover.flush()
     return track
+
+
+async def begun(handover: Handover) -> tuple[Call, CallLog]:
+    """Return a new call, and its log."""
+    call = Call()
+    return call, await followed(handover, call)
 
 
 async def logged(handover: Handover) -> LoggedCall:
@@ -117,7 +123,7 @@ async def logged(handover: Handover) -> LoggedCall:
 
 
 async def taken(one: Handover, two: Handover, bus: Bus) -> LoggedCall:
-    """The process `one` counts as gone, and `two` takes its call."""
+    """Let the process `one` count as dead, and `two` take over its call."""
     await bus.leave(one.process)
     found = await logged(two)
     assert two.can_take_over(found) and await two.take_over(found)
@@ -125,14 +131,13 @@ async def taken(one: Handover, two: Handover, bus: Bus) -> LoggedCall:
 
 
 async def test_what_is_shown_was_logged_before(one: Handover, bus: Bus) -> None:
-    call = Call()
-    track = await followed(one, call)
-    call.say(1, 2)
+    call, track = await begun(one)
+    call.sample(1, 2)
     assert track.mark_dirty() and call.shown == 0
-    bus.during = lambda: call.say(3)
+    bus.during = lambda: call.sample(3)
     await one.flush()
     assert call.shown == 2
-    call.say(4)
+    call.sample(4)
     assert track.mark_dirty()
     await one.flush()
     assert call.shown == 4
@@ -143,8 +148,7 @@ async def test_a_process_that_stood_still_while_its_call_was_taken_shows_no_more
     one: Handover, two: Handover, bus: Bus
 ) -> None:
     """Its write is cut by its own limit when it wakes up; the bus was never away."""
-    call = Call()
-    track = await followed(one, call)
+    call, track = await begun(one)
     found: list[LoggedCall] = []
 
     async def write(process: Process, entries: Sequence[Entry]) -> list[Outcome]:
@@ -153,20 +157,19 @@ async def test_a_process_that_stood_still_while_its_call_was_taken_shows_no_more
         raise BusUnavailable("it stood still", stood_still=True)
 
     bus.write = write  # type: ignore[method-assign]
-    call.say(1, 2)
+    call.sample(1, 2)
     track.mark_dirty()
     assert await one.flush()
     assert (call.shown, track.taken, len(found)) == (0, True, 1)
 
 
-async def test_a_log_that_was_lost_is_written_anew(one: Handover, bus: Bus) -> None:
-    call = Call()
-    track = await followed(one, call)
-    call.say(1, 2)
+async def test_a_lost_log_is_written_again(one: Handover, bus: Bus) -> None:
+    call, track = await begun(one)
+    call.sample(1, 2)
     track.mark_dirty()
     await one.flush()
     bus.flush()
-    call.say(3)
+    call.sample(3)
     track.mark_dirty()
     await one.flush()
     await one.flush()
@@ -174,10 +177,9 @@ async def test_a_log_that_was_lost_is_written_anew(one: Handover, bus: Bus) -> N
 
 
 async def test_a_bus_that_is_away_holds_nothing_up_and_hears_of_it_later(one: Handover, bus: Bus) -> None:
-    call = Call()
-    track = await followed(one, call)
+    call, track = await begun(one)
     bus.away = True
-    call.say(1, 2)
+    call.sample(1, 2)
     track.mark_dirty()
     assert not await one.flush()
     assert call.shown == 2
@@ -190,13 +192,12 @@ async def test_a_bus_that_is_away_holds_nothing_up_and_hears_of_it_later(one: Ha
 async def test_a_call_that_was_taken_over_is_neither_shown_nor_recorded_any_more(
     one: Handover, two: Handover, bus: Bus
 ) -> None:
-    call = Call()
-    track = await followed(one, call)
-    call.say(1)
+    call, track = await begun(one)
+    call.sample(1)
     track.mark_dirty()
     await one.flush()
     await taken(one, two, bus)
-    call.say(2)
+    call.sample(2)
     track.mark_dirty()
     await one.flush()
     assert call.shown == 1
@@ -211,10 +212,10 @@ async def test_a_call_that_was_taken_over_is_neither_shown_nor_recorded_any_more
 async def test_who_slept_until_its_call_was_over_elsewhere_shows_no_more_of_it(
     one: Handover, two: Handover, bus: Bus
 ) -> None:
-    call = Call()
-    track = await followed(one, call)
+    call, track = await begun(one)
     await two.drop(await taken(one, two, bus))
-    call.say(1, 2)
+    assert await two.find(PLACE) == []
+    call.sample(1, 2)
     track.mark_dirty()
     assert await one.flush() and await one.flush()
     assert (call.shown, track.taken) == (0, True)
@@ -224,7 +225,7 @@ async def test_who_slept_asks_before_it_records(one: Handover, two: Handover, bu
     call = Call()
     await followed(one, call)
     await taken(one, two, bus)
-    slept = Handover(bus, one.process, SETTINGS)  # which has not been told for long that it is alive
+    slept = Handover(bus, one.process, SETTINGS)  # its last heartbeat is long ago
     track = slept.follow(PLACE, call, call.turn, PROMPT, DETAILS)
     with pytest.raises(Unavailable, match="another gateway process"):
         await track.assert_owner()
@@ -232,7 +233,7 @@ async def test_who_slept_asks_before_it_records(one: Handover, two: Handover, bu
 
 async def test_who_takes_a_call_over_goes_on_with_its_log(one: Handover, two: Handover, bus: Bus) -> None:
     call = Call()
-    call.say(1, 2)
+    call.sample(1, 2)
     await followed(one, call)
     found = await taken(one, two, bus)
     assert found.turn.ids == [1, 2]
@@ -240,7 +241,7 @@ async def test_who_takes_a_call_over_goes_on_with_its_log(one: Handover, two: Ha
     again.turn = found.turn
     again.turn.begin_run(0)
     track = two.follow(PLACE, again, again.turn, PROMPT, DETAILS, found.log.epoch + 1)
-    again.say(3)
+    again.sample(3)
     track.mark_dirty()
     await two.flush()
     log = await logged(two)
@@ -261,15 +262,15 @@ async def test_a_call_whose_sampler_has_a_state_is_found_and_never_taken(
     call = Call()
     pinned = replace(DETAILS, used=Sampling(max_tokens=100, seed=1))
     track = await followed(one, call, pinned)
-    call.say(1)
-    assert not track.mark_dirty()  # so it is shown at once
+    call.sample(1)
+    assert not track.mark_dirty()  # so it is shown immediately
     await bus.leave(one.process)
     found = await logged(two)
     assert found.request_key == "namebody"
     assert not two.can_take_over(found)
 
 
-async def test_a_stream_that_may_have_shown_more_than_was_logged_is_begun_anew(
+async def test_a_stream_that_may_have_shown_more_than_was_logged_starts_over(
     one: Handover, two: Handover, bus: Bus
 ) -> None:
     await followed(one, Call())
@@ -291,7 +292,7 @@ async def test_the_log_of_a_call_that_is_over_goes_and_that_of_one_that_is_left_
     await one.flush()
     assert await one.find(PLACE) == [] and one._logs == {}
     left = Call()
-    left.say(1)
+    left.sample(1)
     track = await followed(one, left)
     await one.leave()
     track.end()
@@ -300,15 +301,7 @@ async def test_the_log_of_a_call_that_is_over_goes_and_that_of_one_that_is_left_
     assert found.turn.ids == [1] and two.can_take_over(found)
 
 
-async def test_a_call_that_was_taken_and_is_not_gone_on_with_is_dropped(
-    one: Handover, two: Handover, bus: Bus
-) -> None:
-    await followed(one, Call())
-    await two.drop(await taken(one, two, bus))
-    assert await two.find(PLACE) == []
-
-
-async def test_the_log_of_a_call_that_says_nothing_is_kept(one: Handover, bus: Bus) -> None:
+async def test_the_log_of_a_call_without_new_tokens_is_kept(one: Handover, bus: Bus) -> None:
     track = await followed(one, Call())
     bus.now = 50.0
     track.written_at -= 50.0
@@ -322,9 +315,8 @@ async def test_new_tokens_are_logged_and_shown_without_waiting_for_the_next_beat
     monkeypatch: pytest.MonkeyPatch, one: Handover
 ) -> None:
     monkeypatch.setattr(one, "_beat", AsyncMock())
-    call = Call()
-    track = await followed(one, call)
-    call.say(1)
+    call, track = await begun(one)
+    call.sample(1)
     track.mark_dirty()
     await until(lambda: call.shown == 1, "the token is shown")
 
@@ -334,8 +326,8 @@ async def test_a_process_without_calls_stays_alive(monkeypatch: pytest.MonkeyPat
     one = Handover(bus, Process("one", "http://one"), SETTINGS)
     await one.start()
     for bus.now in (50.0, 100.0, 150.0):
-        told = bus.announced
-        await until(lambda told=told: bus.announced > told, "it says that it is alive")  # type: ignore[misc]
+        count = bus.announced
+        await until(lambda count=count: bus.announced > count, "it announces itself")  # type: ignore[misc]
     assert await bus.address_of("one") == "http://one"
     await one.close()
 

@@ -18,17 +18,12 @@ from gateway.config import BusSettings
 from headgate.errors import BusUnavailable
 from tests.harness.servers import RedisServer, redis_server
 from tests.harness.waiting import turns, until, within
-from tests.unit.gateway.bus.calls import (
-    BEGUN,
-    A,
-    goes_on,
-    only,
-)
+from tests.unit.gateway.bus.calls import BEGUN, A, goes_on, only
 
 
 @pytest.fixture
 async def own() -> AsyncIterator[tuple[RedisServer, Bus]]:
-    """A server that the test may stop, and a bus in it."""
+    """Yield a server that the test may stop, and a bus in it."""
     with redis_server() as server:
         bus = open_bus(BusSettings(url=server.url, timeout_s=10.0))
         yield server, bus
@@ -71,11 +66,8 @@ async def test_a_cancellation_ends_a_task_that_writes_without_pause_whenever_it_
 
 
 @pytest.mark.parametrize("how", ["stopped", "silent"])
-async def test_an_outage_is_told_once_and_costs_little(
-    own: tuple[RedisServer, Bus],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+async def test_an_outage_is_logged_once_and_costs_little(
+    own: tuple[RedisServer, Bus], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     server, bus = own
     caplog.set_level(logging.INFO)
@@ -88,7 +80,7 @@ async def test_an_outage_is_told_once_and_costs_little(
     with pytest.raises(BusUnavailable):
         await bus.write(A, [BEGUN])
     async with within(
-        "500 operations have failed at once", 200.0
+        "500 operations have failed quickly", 200.0
     ):  # each for itself would take 500 times `timeout_s`
         for _ in range(500):
             with pytest.raises(BusUnavailable):

@@ -18,7 +18,7 @@ LEASE_S = 4.0
 
 
 class Store:
-    """Answers what a test wrote, the last thing again and again; a write takes a while."""
+    """Return what a test wrote, the last value repeatedly; a write takes `write_s`."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -76,7 +76,7 @@ def election(store: Store) -> Election:
     return Election(store, ClusterSettings(lease_s=LEASE_S), "me", "http://me")  # type: ignore[arg-type]
 
 
-def test_somebody_elses_lease_is_followed_and_ones_own_that_nobody_told_of_is_not(
+def test_another_lease_is_followed_and_an_unconfirmed_own_lease_is_not(
     loop: VirtualLoop, store: Store, election: Election
 ) -> None:
     """The answer to a claim may have been lost: then the place is its own, by a fence that it cannot know to be its own."""
@@ -94,7 +94,7 @@ def test_somebody_elses_lease_is_followed_and_ones_own_that_nobody_told_of_is_no
         ([other(-0.5), away(), other(-1.5), other(-2.0)], 4),
     ],
 )
-def test_a_place_is_claimed_at_once_if_it_is_free_and_else_when_it_was_seen_so_twice(
+def test_a_free_place_is_claimed_immediately_and_an_expired_one_after_two_looks(
     loop: VirtualLoop, store: Store, election: Election, seen: list[Any], reads: int
 ) -> None:
     store.seen.extend(seen)
@@ -103,7 +103,7 @@ def test_a_place_is_claimed_at_once_if_it_is_free_and_else_when_it_was_seen_so_t
     assert (store.reads, store.writes) == (reads, 1)
 
 
-def test_it_is_sure_for_a_lease_from_when_it_asked(
+def test_a_lease_counts_from_the_moment_of_its_request(
     loop: VirtualLoop, clock: Clock, store: Store, election: Election
 ) -> None:
     store.claims, store.write_s = deque([5]), 3.0
@@ -116,7 +116,7 @@ def test_it_is_sure_for_a_lease_from_when_it_asked(
     assert store.writes == 2, "its lease may have ended"
     clock.now += 1.5
     loop.run(election.check_coordinator(5))
-    assert store.writes == 3, "the renewal counts from when it was asked for, too"
+    assert store.writes == 3, "the renewal counts from its request, too"
 
 
 def test_the_holder_renews_in_time_and_ends_with_its_successor(
@@ -142,7 +142,7 @@ def test_a_change_is_noticed_and_a_renewal_is_none(
     store.seen = deque([change])
     election.coordinator_changed()
     loop.settle()
-    assert waiting.done(), "news are heard at once"
+    assert waiting.done(), "news are read immediately"
 
 
 def test_news_are_heard_once(loop: VirtualLoop, store: Store, election: Election) -> None:

@@ -16,22 +16,13 @@ from gateway.cluster.messages import (
     unpack,
 )
 from gateway.config import QueueSettings
-from gateway.generation.plan_messages import (
-    CallCounts,
-    Table,
-    others_of,
-)
+from gateway.generation.plan_messages import CallCounts, Table, peer_load_of
 from gateway.generation.pool import EnginePool
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
+from scheduler.program.calls import EngineLoad, PeerLoad, PeerQueued, PeerRunning, Plan
 from scheduler.program.placement import PlacementSettings
 from tests.harness.waiting import turns
-from tests.unit.gateway.generation.pool_calls import (
-    asks,
-    call,
-    inside,
-    opened,
-)
+from tests.unit.gateway.generation.pool_calls import asks, call, inside, opened
 
 ROOM_FOR_3 = EngineModel(0.0, 1.0, 0.5, 1.0)
 
@@ -47,19 +38,19 @@ def follows(pool: EnginePool, rule: str = "cached", **given: Any) -> FollowerPla
     )
 
 
-def table(*held: Held, queued: tuple[Queued, ...] = (), **given: Any) -> Table:
+def table(*held: PeerRunning, queued: tuple[PeerQueued, ...] = (), **given: Any) -> Table:
     names = sorted({one.engine for one in held})
-    engines = tuple(EngineSeen(name, 0, 0, 0, 0.0) for name in names)
-    return Table(engines, Plan(given.pop("newest", 0)), others=Others(2, queued, held), **given)
+    engines = tuple(EngineLoad(name, 0, 0, 0, 0.0) for name in names)
+    return Table(engines, Plan(given.pop("newest", 0)), peer_load=PeerLoad(2, queued, held), **given)
 
 
 async def test_a_call_goes_where_other_processes_have_least(pool: EnginePool) -> None:
     a, b = opened(pool, "a"), opened(pool, "b")
     assert await asks(pool, call("before")) is a, "nothing is known of others"
     placement = follows(pool)
-    placement.apply_table(table(Held("a", 0, 3), Held("b", 0, 1)))
+    placement.apply_table(table(PeerRunning("a", 0, 3), PeerRunning("b", 0, 1)))
     assert await asks(pool, call("one")) is b
-    placement.apply_table(table(Held("a", 0, 0), Held("b", 0, 1)))
+    placement.apply_table(table(PeerRunning("a", 0, 0), PeerRunning("b", 0, 1)))
     assert await asks(pool, call("two")) is a
 
 
@@ -71,8 +62,8 @@ async def test_calls_of_this_process_count_as_they_are_now_and_not_as_they_were_
     inside(a, *(call(f"r{i}") for i in range(3)))
     placement = follows(pool)
     for counted in (0, 5):
-        stale = (EngineSeen("a", counted, 0, 0, 0.0), EngineSeen("b", 2, 0, 0, 0.0))
-        placement.apply_table(Table(stale, Plan(0), others=Others(2, (), (Held("b", 0, 2),))))
+        stale = (EngineLoad("a", counted, 0, 0, 0.0), EngineLoad("b", 2, 0, 0, 0.0))
+        placement.apply_table(Table(stale, Plan(0), peer_load=PeerLoad(2, (), (PeerRunning("b", 0, 2),))))
         one = call(f"one-{counted}")
         assert await asks(pool, one) is b
         pool.release(one)
@@ -83,18 +74,18 @@ async def test_calls_wait_here_in_the_order_of_their_v_and_for_room(pool: Engine
     slot = opened(pool, "a", 1)
     placement = follows(pool, "gain")
     speeds = {"a": ROOM_FOR_3}
-    placement.apply_table(table(Held("a", 0, 3), speeds=speeds))
+    placement.apply_table(table(PeerRunning("a", 0, 3), speeds=speeds))
     young, old = asks(pool, call("young", 1)), asks(pool, call("old", 0))
     await turns()
     assert (young.done(), old.done(), pool.waiting) == (False, False, 2)
     assert pool.counts().queued == ((0, 1, 10), (1, 1, 10))
-    placement.apply_table(table(Held("a", 0, 2), speeds=speeds))
+    placement.apply_table(table(PeerRunning("a", 0, 2), speeds=speeds))
     await turns()
     assert (young.done(), old.done()) == (False, True)
-    placement.apply_table(table(Held("a", 0, 0), queued=(Queued(0, 9, 10),), speeds=speeds))
+    placement.apply_table(table(PeerRunning("a", 0, 0), queued=(PeerQueued(0, 9, 10),), speeds=speeds))
     await turns()
     assert not young.done(), "older ones wait elsewhere"
-    placement.apply_table(table(Held("a", 0, 0), speeds=speeds))
+    placement.apply_table(table(PeerRunning("a", 0, 0), speeds=speeds))
     assert await young is slot
 
 
@@ -113,7 +104,9 @@ async def test_calls_move_out_of_an_engine_in_whose_queue_they_wait(pool: Engine
     inside(a, one)
     opened(pool, "b")
     placement.apply_table(
-        Table((EngineSeen("a", 2, 2, 40, 1.0),), Plan(0), others=Others(2, (), (Held("a", 0, 3),)))
+        Table(
+            (EngineLoad("a", 2, 2, 40, 1.0),), Plan(0), peer_load=PeerLoad(2, (), (PeerRunning("a", 0, 3),))
+        )
     )
     await turns()
     assert moved == [("one", "b")]
@@ -156,16 +149,16 @@ async def test_tables_and_counts_come_as_they_were_sent(pool: EnginePool) -> Non
     counts = pool.counts()
     assert counts == CallCounts((), (("a", 1, 2), ("a", 2, 1)))
     assert counts_from_json(unpack(pack(counts_to_json(counts)))) == counts
-    seen = (EngineSeen("a", 3, 1, 500, 12.5),)
-    sent = Table(seen, Plan(2, ("a",)), {"a": ROOM_FOR_3}, others_of([counts, counts]))
+    seen = (EngineLoad("a", 3, 1, 500, 12.5),)
+    sent = Table(seen, Plan(2, ("a",)), {"a": ROOM_FOR_3}, peer_load_of([counts, counts]))
     assert table_from_json(unpack(pack(table_to_json(sent)))) == sent
 
 
 def test_what_several_processes_have_is_added_up() -> None:
     first = CallCounts(((0, 2, 30), (1, 1, 10)), (("a", 0, 2), ("b", 1, 1)))
     second = CallCounts(((0, 1, 60),), (("a", 0, 1), ("a", 1, 4)))
-    assert others_of([first, second, CallCounts()]) == Others(
+    assert peer_load_of([first, second, CallCounts()]) == PeerLoad(
         4,
-        (Queued(0, 3, 30), Queued(1, 1, 10)),
-        (Held("a", 0, 3), Held("a", 1, 4), Held("b", 1, 1)),
+        (PeerQueued(0, 3, 30), PeerQueued(1, 1, 10)),
+        (PeerRunning("a", 0, 3), PeerRunning("a", 1, 4), PeerRunning("b", 1, 1)),
     )

@@ -1,4 +1,4 @@
-"""Token trees in memory: a process holds those of episodes that it can still be told the end of, and no others."""
+"""Token trees in memory: a process keeps those of the episodes whose end will be reported to it, and no others."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ class Trees(Recorder):
 
 
 class Link:
-    """A follower, and what its coordinator says to it."""
+    """A follower, and the messages of its coordinator."""
 
     def __init__(self) -> None:
         self.trees = Trees()
         self.follower = Follower("p", "http://p", "key", {}, [self.trees], 60.0, PlacementSettings())
 
     async def shows(self, episode_id: str) -> OpenEpisode:
-        """A request asks whose it is, and the coordinator answers; then its prompt is made."""
+        """Have a request identified by the coordinator, and its prompt made."""
         self.follower.linked.set()
         asking = asyncio.create_task(self.follower.named(episode_id, 5.0))
-        asked: dict[str, Any] = await self.follower._outbox.get()
+        question: dict[str, Any] = await self.follower._outbox.get()
         live = OpenEpisode(episode_id, "t", "g", "train", "m", 0.0, 0.0)
         self.follower._on_message(
-            {"answer": asked["ask"], "episode": episode_to_json(live), "exclusive": False}
+            {"answer": question["ask"], "episode": episode_to_json(live), "exclusive": False}
         )
         self.trees.begin(episode_id)
         return await asking
 
     async def ends(self, episode_id: str) -> None:
-        """The coordinator says that an episode is over."""
+        """Report the end of an episode as the coordinator does."""
         over = closed(episode_id, "rewarded")
         self.follower._on_message({"do": "end", "id": 1, "episode": episode_id, **error_to_json(over)})
         await asyncio.gather(*self.follower._ending)
 
 
 def running() -> Any:
-    """A call."""
+    """Return a call."""
     return create_autospec(Completion, instance=True)
 
 
@@ -78,7 +78,7 @@ async def test_a_lost_link_leaves_the_trees_of_episodes_with_calls_alone(link: L
     await link.shows("idle")
     assert link.trees.held == {"busy", "idle"}
     link.follower._unlink()
-    assert link.trees.held == {"busy"}, "of the idle one nobody tells the end any more"
+    assert link.trees.held == {"busy"}, "the end of the idle one will not be reported"
     await link.ends("busy")
     assert not link.trees.held
 
@@ -100,7 +100,7 @@ async def test_an_episode_is_one_object_while_a_request_holds_it(link: Link) -> 
     call.stop.assert_awaited_once()
 
 
-async def test_a_new_coordinator_is_told_of_episodes_that_only_a_request_holds(link: Link) -> None:
+async def test_a_new_coordinator_learns_of_episodes_that_only_a_request_uses(link: Link) -> None:
     held = await link.shows("ep")
     link.follower._unlink()
     assert link.follower.retire() == [held]

@@ -38,8 +38,6 @@ def test_a_public_url_is_what_agents_are_given() -> None:
     ("values", "where"),
     [
         ({"engines": {}}, "engines"),
-        ({"server": {"prot": 1}}, "server.prot"),
-        ({"sampling": {"temperature": {"overide": 1.0}}}, "sampling.temperature.overide"),
         ({"models": {"demo": {"path": "x", "alias": []}}}, "models.demo.alias"),
         ({"server": {"port": 70_000}}, "server.port"),
         ({"server": {"keep_alive_s": 0}}, "server.keep_alive_s"),
@@ -87,18 +85,6 @@ def test_what_is_wrong_is_named(values: dict[str, Any], where: str) -> None:
     assert f"  {where}" in str(error.value)
 
 
-def test_every_wrong_key_is_named_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)server\.prot.*staleness\.eat"):
-        Settings.parse({**MODEL, "server": {"prot": 1}, "staleness": {"eat": 1}})
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "gate.example"])
-def test_outside_the_loopback_an_admin_key_is_needed(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"admin.*key"):
-        Settings.parse({**MODEL, "server": {"host": host}})
-    assert Settings.parse({**MODEL, "server": {"host": host}, "admin": {"key": "secret"}}).server.host == host
-
-
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
 def test_on_the_loopback_no_admin_key_is_needed(host: str) -> None:
     assert Settings.parse({**MODEL, "server": {"host": host}}).admin.key is None
@@ -122,12 +108,6 @@ def test_secrets_are_not_shown() -> None:
     settings = Settings.parse({**MODEL, "admin": {"key": "hush-hush"}})
     shown = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"
     assert "hush-hush" not in shown
-
-
-def test_a_secret_is_not_shown_when_something_else_is_wrong() -> None:
-    with pytest.raises(ConfigError) as error:
-        Settings.parse({**MODEL, "admin": {"key": "hush-hush", "kye": 1}})
-    assert "hush-hush" not in str(error.value)
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
@@ -154,7 +134,7 @@ def test_bounds_override_or_clamp() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "asked", "used"),
+    ("bounds", "requested", "used"),
     [
         ({}, 30, 30),
         ({"override": 20}, 30, 20),
@@ -166,12 +146,12 @@ def test_bounds_override_or_clamp() -> None:
         ({}, 300, 300),
     ],
 )
-def test_bounds_of_tokens_stay_within_the_room(bounds: dict[str, int], asked: int, used: int) -> None:
+def test_bounds_of_tokens_stay_within_the_room(bounds: dict[str, int], requested: int, used: int) -> None:
     """What an agent asks for beyond the room is refused elsewhere; bounds never ask for it."""
-    assert TokenBounds(**bounds).apply(asked, 100) == used
+    assert TokenBounds(**bounds).apply(requested, 100) == used
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "max_tokens"])
-def test_a_plain_value_for_a_range_says_how_to_write_it(name: str) -> None:
+def test_the_error_for_a_plain_value_names_the_form_of_a_range(name: str) -> None:
     with pytest.raises(ConfigError, match=r"write \{ override = 1 \}"):
         Settings.parse({"models": {"m": {"path": "x"}}, "sampling": {name: 1}})

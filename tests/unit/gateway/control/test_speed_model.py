@@ -1,4 +1,4 @@
-"""Coefficients are found again in what a simulated engine says of itself; what it says nothing about stays at the prior."""
+"""Coefficients are recovered from a simulated engine's reports; those without evidence stay at the prior."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_coefficients_are_found_again_from_noisy_seconds_with_outliers(outliers:
         assert found.model.step_s(running, kv) == pytest.approx(TRUE.step_s(running, kv), rel=0.08)
 
 
-def test_what_the_seconds_say_nothing_about_stays_at_the_prior() -> None:
+def test_coefficients_without_evidence_stay_at_the_prior() -> None:
     """Eight calls never leave the flat part: k3 is unknown, and k2 is known only together with k4."""
     found = fit(seconds(200, 8), PRIOR)
     assert found.model.k3 == PRIOR.k3
@@ -66,8 +66,8 @@ def test_what_a_prompt_adds_to_a_step_is_no_part_of_a_decode_step() -> None:
     rng = random.Random(5)
     prompts = [rng.choice([0.0, 0.0, 30.0, 200.0, 600.0]) for _ in range(300)]
     mixed = [
-        Sample(one.running, one.kv, one.step_s + 4e-4 * beside, beside)
-        for one, beside in zip(seconds(300, 160), prompts, strict=True)
+        Sample(one.running, one.kv, one.step_s + 4e-4 * prompt, prompt)
+        for one, prompt in zip(seconds(300, 160), prompts, strict=True)
     ]
     found = fit(mixed, PRIOR)
     assert found.prefill_s == pytest.approx(4e-4, rel=0.1)
@@ -75,7 +75,7 @@ def test_what_a_prompt_adds_to_a_step_is_no_part_of_a_decode_step() -> None:
         assert found.model.step_s(running, kv) == pytest.approx(TRUE.step_s(running, kv), rel=0.08)
 
 
-def test_an_engine_is_fitted_once_it_has_said_enough_and_forgotten_when_it_is_gone() -> None:
+def test_an_engine_is_fitted_after_enough_samples_and_forgotten_when_removed() -> None:
     fits, rng, sampled = SpeedModels(PRIOR), random.Random(3), 0.0
     for second in range(60):
         running = 40 + rng.randint(-2, 2)
@@ -91,7 +91,7 @@ def test_an_engine_is_fitted_once_it_has_said_enough_and_forgotten_when_it_is_go
     assert fits.describe() == {}
 
 
-def test_a_second_in_which_the_load_changed_or_the_engine_began_anew_says_nothing() -> None:
+def test_a_second_with_a_changed_load_or_a_restart_gives_no_sample() -> None:
     fits = SpeedModels(PRIOR)
     fits.observe("e", 1, 0.0, 10, 1000, load(0))
     assert fits.observe("e", 1, 1.0, 40, 4000, load(500)) == 500.0
@@ -112,8 +112,8 @@ def test_an_engine_that_counts_its_steps_is_believed_however_little_of_the_secon
         gaps_s += 16 * done * step_s
     found = fits.describe()["e"]
     assert (found["samples"], found["error"]) == (39, pytest.approx(0.0, abs=0.02))
-    told = fits.models()["e"].step_s(16, 40_000) + found["prefill_s"] * 25
-    assert told == pytest.approx(step_s, rel=0.02)
+    predicted = fits.models()["e"].step_s(16, 40_000) + found["prefill_s"] * 25
+    assert predicted == pytest.approx(step_s, rel=0.02)
 
 
 @pytest.mark.parametrize("counts", [False, True])

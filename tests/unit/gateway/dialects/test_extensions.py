@@ -14,7 +14,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def asked(**values: Any) -> Any:
+def parsed(**values: Any) -> Any:
     return chat.parse({**BODY, **values})[1]
 
 
@@ -29,15 +29,15 @@ def asked(**values: Any) -> Any:
     ],
 )
 def test_thinking_is_turned_off_by_each_of_its_names(values: dict[str, Any]) -> None:
-    assert asked(**values).thinking is False
-    assert asked().thinking is None
+    assert parsed(**values).thinking is False
+    assert parsed().thinking is None
 
 
 @pytest.mark.parametrize(
     "values", [{"reasoning": {"effort": "low"}}, {"chat_template_kwargs": {"reasoning_effort": "low"}}]
 )
 def test_effort_is_set_by_each_of_its_names(values: dict[str, Any]) -> None:
-    assert asked(**values).effort == asked(reasoning_effort="low").effort == "low"
+    assert parsed(**values).effort == parsed(reasoning_effort="low").effort == "low"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_vllms_forms_are_demanded_in_both_apis(values: dict[str, Any], kind: Any
     name = next(iter(values))
     part = f".{next(iter(values[name]))}" if name == "structured_outputs" else ""
     expected = ContentForm(kind, value, name + part)
-    assert asked(**values).form == expected
+    assert parsed(**values).form == expected
     assert completions.parse({"model": "m", "prompt": "hi", **values})[1].form == expected
 
 
@@ -69,6 +69,6 @@ def test_openrouters_usage_asks_for_it_at_the_end_of_a_stream() -> None:
 def test_fields_that_ask_for_nothing_are_taken() -> None:
     neutral = {name: values[0] for name, (values, _) in EXTENSIONS.items() if values}
     assert len(neutral) > 15
-    asked(**neutral)
+    parsed(**neutral)
     completions.parse({"model": "m", "prompt": "hi", **neutral})
-    asked(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    parsed(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})

@@ -20,11 +20,7 @@ from hypothesis import strategies as st
 from gateway.config import ModelSettings
 from gateway.dialects.chat import ChatAnswer, ChatRequest
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
-from gateway.generation.reply import (
-    Choices,
-    Delivery,
-    Reply,
-)
+from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.render.stops import StopStrings
@@ -53,7 +49,7 @@ def stripping() -> ChatRenderer:
 
 @cache
 def asking() -> ChatRenderer:
-    """A tokenizer whose tokens depend on their neighbours."""
+    """Return a tokenizer whose tokens depend on their neighbors."""
     with TemporaryDirectory() as directory:
         save(named("phi3"), Path(directory))
         path = Path(directory) / "tokenizer.json"
@@ -74,25 +70,25 @@ RENDERERS = {
 
 
 def delivered(segmenter: Segmenter, ids: Sequence[int], cuts: Sequence[int]) -> list[Delivery]:
-    """A reply as it is delivered in a stream: tokens go with the next text, and the last ones at the end."""
+    """Return a reply as it is delivered in a stream: tokens go with the next text, and the last ones at the end."""
     found: list[Delivery] = []
-    told, pieces = 0, []
+    sent, pieces = 0, []
     for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
         pieces += segmenter.push(ids[start:end])
         if segmenter.stopped:
             break
         if pieces:
             took = segmenter.consumed
-            found.append(Delivery(pieces, ids[told:took], [-1.0] * (took - told)))
-            told, pieces = took, []
+            found.append(Delivery(pieces, ids[sent:took], [-1.0] * (took - sent)))
+            sent, pieces = took, []
     pieces += segmenter.finish()
-    found.append(Delivery(pieces, ids[told : segmenter.consumed], [-1.0] * (segmenter.consumed - told)))
+    found.append(Delivery(pieces, ids[sent : segmenter.consumed], [-1.0] * (segmenter.consumed - sent)))
     return found
 
 
 def aligned(chat: ChatRenderer, deliveries: list[Delivery]) -> list[TokenLogprob]:
     aligner = LogprobAligner(chat)
-    return [sampled for delivery in deliveries for sampled in aligner.take(delivery)] + aligner.end()
+    return [sampled for delivery in deliveries for sampled in aligner.add(delivery)] + aligner.end()
 
 
 def text_of(deliveries: list[Delivery]) -> str:
@@ -179,13 +175,13 @@ def test_what_a_stop_string_cuts_off_is_in_no_bytes_of_a_chat(stream: bool) -> N
         top = [[(token, -1.0)] for token in delivery.ids]
         reply.deliver(reply.compose(delivery.pieces, delivery.ids, delivery.logprobs, top))
     reply.end("stop")
-    entries = asyncio.run(told(ChatAnswer(Choices([reply.read()]), request, chat), stream))
+    entries = asyncio.run(logprobs_of(ChatAnswer(Choices([reply.read()]), request, chat), stream))
     assert b"".join(bytes(entry["bytes"]) for entry in entries) == "日本".encode()
     assert len(entries) == len(ids) - 1
     assert [entry["top_logprobs"][0]["bytes"] for entry in entries[:2]] == [[0xE6], [0x97]]
 
 
-async def told(answer: ChatAnswer, stream: bool) -> list[dict[str, Any]]:
+async def logprobs_of(answer: ChatAnswer, stream: bool) -> list[dict[str, Any]]:
     if not stream:
         return list((await answer.complete())["choices"][0]["logprobs"]["content"])
     events = b"".join([part async for part in answer.events()]).decode().split("\n\n")
@@ -204,6 +200,6 @@ def test_a_log_probability_is_always_a_number(unusable: float) -> None:
     ids = chat.encode("hi")
     pieces = Segmenter(chat, reasoning=False).push(ids)
     aligner = LogprobAligner(chat)
-    found = aligner.take(Delivery(pieces, ids, [unusable] * len(ids), [[(ids[0], unusable)]] * len(ids)))
+    found = aligner.add(Delivery(pieces, ids, [unusable] * len(ids), [[(ids[0], unusable)]] * len(ids)))
     found += aligner.end()
     assert [(one.logprob, one.others[0][1]) for one in found] == [(-9999.0, -9999.0)] * len(ids)

@@ -44,8 +44,8 @@ def result(tool: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": tool, "content": content, **more}
 
 
-def test_what_is_asked_for() -> None:
-    request, asked = parse(
+def test_the_fields_of_a_request() -> None:
+    request, converted = parse(
         body(
             system="be kind",
             tools=[{**ADD, "type": "custom", "strict": True, "cache_control": {"type": "ephemeral"}}],
@@ -58,15 +58,15 @@ def test_what_is_asked_for() -> None:
             metadata={"user_id": "u"},
         )
     )
-    assert (asked.api, asked.model, asked.n, asked.stream) == ("messages", "m", 1, True)
-    assert asked.messages == [{"role": "system", "content": "be kind"}, HI]
+    assert (converted.api, converted.model, converted.n, converted.stream) == ("messages", "m", 1, True)
+    assert converted.messages == [{"role": "system", "content": "be kind"}, HI]
     function = {"name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": True}
-    assert asked.tools == [{"type": "function", "function": function}]
-    assert (asked.tool_choice, asked.parallel_tool_calls) == ("auto", False)
-    assert (asked.max_tokens, asked.max_tokens_may_exceed, asked.stop) == (10, True, ("END",))
-    assert (asked.temperature, asked.top_p, asked.top_k) == (0.5, 0.9, 5)
-    assert asked.recorded["metadata"] == {"user_id": "u"}
-    assert not {"messages", "tools", "system"} & asked.recorded.keys()
+    assert converted.tools == [{"type": "function", "function": function}]
+    assert (converted.tool_choice, converted.parallel_tool_calls) == ("auto", False)
+    assert (converted.max_tokens, converted.max_tokens_may_exceed, converted.stop) == (10, True, ("END",))
+    assert (converted.temperature, converted.top_p, converted.top_k) == (0.5, 0.9, 5)
+    assert converted.recorded["metadata"] == {"user_id": "u"}
+    assert not {"messages", "tools", "system"} & converted.recorded.keys()
     assert request.max_tokens == 10
 
 
@@ -120,12 +120,12 @@ def test_results_of_tools_come_first_and_in_order() -> None:
     ("content", "expected"),
     [("no file", "Error: no file"), ("Error 5", "Error 5"), (None, "Error: "), ([], "Error: ")],
 )
-def test_a_result_that_is_an_error_says_so(content: Any, expected: str) -> None:
+def test_a_result_that_is_an_error_starts_with_that_word(content: Any, expected: str) -> None:
     messages = messages_of(HI, assistant(USE), user(result("call_1", content, is_error=True)))
     assert messages[-1]["content"] == expected
 
 
-def test_neighbours_of_one_role_are_one_turn() -> None:
+def test_consecutive_messages_of_one_role_are_one_turn() -> None:
     assert messages_of(HI, user(text("you")), assistant(text("a")), assistant(text("b")), HI) == [
         {"role": "user", "content": "hi\nyou"},
         {"role": "assistant", "content": "ab"},
@@ -138,7 +138,7 @@ def test_a_system_message_stays_where_it_is() -> None:
     assert messages_of(*given) == given
 
 
-def test_a_system_message_is_gone_at_the_next_message_of_the_user_if_it_says_so() -> None:
+def test_a_system_message_with_clear_at_ends_at_the_next_user_message() -> None:
     note = {"role": "system", "content": "now be brief"}
     passing = {**note, "clear_at": "next_user_message"}
     assert messages_of(HI, passing) == [HI, note]
@@ -153,10 +153,10 @@ def test_a_system_message_is_gone_at_the_next_message_of_the_user_if_it_says_so(
 def test_a_system_message_sets_the_effort_of_its_turn() -> None:
     low = {"role": "system", "output_config": {"effort": "low"}}
     config = {"effort": "high"}
-    for said, effort in (([HI, low], "low"), ([HI, low, assistant(text("a")), HI], "high")):
-        asked = parse(body(messages=said, output_config=config))[1]
-        assert asked.effort == effort
-        assert all(message["role"] != "system" for message in asked.messages)
+    for conversation, effort in (([HI, low], "low"), ([HI, low, assistant(text("a")), HI], "high")):
+        converted = parse(body(messages=conversation, output_config=config))[1]
+        assert converted.effort == effort
+        assert all(message["role"] != "system" for message in converted.messages)
 
 
 @pytest.mark.parametrize("number", ["a1", "b2"])
@@ -203,8 +203,6 @@ def test_what_changes_nothing_is_accepted() -> None:
         ({"top_k": -1}, "top_k"),
         ({"stop_sequences": [""]}, "stop_sequences.0"),
         ({"n": 2}, "n"),
-        ({"mcp_servers": []}, "mcp_servers"),
-        ({"speed": "fast"}, "speed"),
         ({"messages": []}, "messages"),
         ({"messages": [[]]}, "messages.0"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
@@ -214,7 +212,6 @@ def test_what_changes_nothing_is_accepted() -> None:
         ({"messages": [{**HI, "name": "x"}]}, "messages.0.name"),
         ({"messages": [user("x")]}, "messages.0.content.0"),
         ({"messages": [user(text("x"), IMAGE)]}, "messages.0.content.1"),
-        ({"messages": [user({"type": "document"})]}, "messages.0.content.0"),
         ({"messages": [user(text("x", lang="en"))]}, "messages.0.content.0.lang"),
         ({"messages": [user({"type": "text"})]}, "messages.0.content.0.text"),
         ({"messages": [user(USE)]}, "messages.0.content.0"),
@@ -222,7 +219,6 @@ def test_what_changes_nothing_is_accepted() -> None:
         ({"messages": [HI, assistant({**USE, "input": "{}"}), HI]}, "messages.1.content.0.input"),
         ({"messages": [HI, assistant({**USE, "id": None}), HI]}, "messages.1.content.0.id"),
         ({"messages": [user(result("call_1", [IMAGE]))]}, "messages.0.content.0.content.0"),
-        ({"messages": [HI, assistant(text("and then"))]}, "messages"),
         ({"system": 5}, "system"),
         ({"system": [IMAGE]}, "system.0"),
         ({"tools": ["add"]}, "tools.0"),
@@ -235,7 +231,6 @@ def test_what_changes_nothing_is_accepted() -> None:
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "disabled", "budget_tokens": 2048}}, "thinking.budget_tokens"),
-        ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
         ({"thinking": {"type": "adaptive", "block_binding": {"x": 1}}}, "thinking.block_binding"),
         ({"compaction": {"type": "summarize"}}, "compaction"),
@@ -249,10 +244,6 @@ def test_what_changes_nothing_is_accepted() -> None:
         ),
         ({"messages": [HI, {"role": "system", "output_config": {}}]}, "messages.1.content"),
         ({"messages": [{"role": "system", "output_config": {"effort": "low"}}]}, "messages"),
-        (
-            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-            "context_management.edits.0",
-        ),
     ],
 )
 def test_what_is_refused_is_named(values: dict[str, Any], param: str) -> None:
@@ -279,9 +270,9 @@ def test_an_input_that_is_nested_too_deep() -> None:
 
 
 def test_counting_needs_less() -> None:
-    asked = parse_count({"model": "m", "messages": [HI, assistant(text("a"))], "tools": [ADD]})
-    assert [message["role"] for message in asked.messages] == ["user", "assistant"]
-    assert len(asked.tools) == 1
+    converted = parse_count({"model": "m", "messages": [HI, assistant(text("a"))], "tools": [ADD]})
+    assert [message["role"] for message in converted.messages] == ["user", "assistant"]
+    assert len(converted.tools) == 1
     with pytest.raises(BadRequest, match="max_tokens"):
         parse_count(body())
 
@@ -336,8 +327,8 @@ requests = st.fixed_dictionaries(
 @given(requests)
 def test_whatever_is_sent_is_understood_or_refused(values: dict[str, Any]) -> None:
     try:
-        asked = parse(values)[1]
+        converted = parse(values)[1]
     except BadRequest:
         return
-    check_messages(asked.messages)
-    check_tools(asked.tools)
+    check_messages(converted.messages)
+    check_tools(converted.tools)

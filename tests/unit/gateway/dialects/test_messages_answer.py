@@ -1,4 +1,4 @@
-"""Anthropic's form of a reply: whole and streamed say the same, and what is sent back is what was recorded."""
+"""Anthropic's form of a reply: whole and streamed are equal, and what is sent back is what was recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADD = Piece("tool_call", tool_call=ToolCall("add", '{"a": 1}'))
 
 
 def reply_of(pieces: Sequence[Piece], finish: str | Exception = "stop", stop: str = "") -> Reply:
-    """A reply that was delivered piece by piece, a token each."""
+    """Return a reply that was delivered piece by piece, a token each."""
     reply = Reply("msg_1", 0.0, 7, temperature=1.0, top_p=1.0)
     for piece in pieces:
         reply.deliver(reply.compose([piece], [1], [-1.0]))
@@ -41,7 +41,7 @@ def answer_of(reply: Reply, thinking: Any = None, max_tokens: int = 1000) -> Mes
 
 
 def assembled(data: bytes) -> dict[str, Any]:
-    """A message put together from its events, each of which must be where it may be."""
+    """Return a message put together from its events, each of which must be where it may be."""
     message: dict[str, Any] = {}
     inputs = ""
     ended = [False, False]

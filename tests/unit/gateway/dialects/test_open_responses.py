@@ -49,7 +49,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "store": {"store": False},
     "top_logprobs": {"top_logprobs": 2, **LOGPROBS},
 }
-"""A request for each parameter that is no choice of words."""
+"""A request for each parameter that is not a choice among words."""
 NAMED = {"type": "function", "name": "add"}
 ITEMS: dict[type[BaseModel], dict[str, Any]] = {
     types.ItemReferenceParam: {"type": "item_reference", "id": "msg_1"},
@@ -123,7 +123,7 @@ def _values(kind: type[enum.Enum]) -> list[str]:
 
 
 def _members(annotation: Any, ending: str) -> list[type[BaseModel]]:
-    """The models in a union, in lists too, whose names hold `ending`."""
+    """Return the models in a union, in lists too, whose names hold `ending`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         inside = ending in annotation.__name__ and not re.search(r"\d$", annotation.__name__)
         return [annotation] if inside else []
@@ -131,12 +131,12 @@ def _members(annotation: Any, ending: str) -> list[type[BaseModel]]:
 
 
 def refusal(body: dict[str, Any]) -> BadRequest | None:
-    """The error that the gateway answers, if it does."""
+    """Return the error that the gateway answers, if it does."""
     values = {"model": "m", "input": "hi", **body}
     try:
-        asked = parse(dict(values))
-        toolbox = Toolbox.of(asked.tools or (), "refuse")
-        generation_request(asked, toolbox, messages(_found(items(asked.input))), values)
+        parsed = parse(dict(values))
+        toolbox = Toolbox.of(parsed.tools or (), "refuse")
+        generation_request(parsed, toolbox, messages(_found(items(parsed.input))), values)
     except BadRequest as error:
         return error
     return None
@@ -148,7 +148,7 @@ def _found(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def listed() -> dict[str, tuple[str, str]]:
-    """The features that the page says are refused: each with the code and the parameter of the error."""
+    """Return the refused features that the page lists: each with the code and the parameter of the error."""
     section = PAGE.read_text().partition("## Open Responses")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| `([^`]+)` \|", section, flags=re.M)
     return {name: (code, param) for name, code, param in rows}

@@ -12,12 +12,7 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from gateway.dialects.forms import any_object
-from gateway.dialects.responses import (
-    _UNSUPPORTED,
-    ResponsesRequest,
-    generation_request,
-    parse,
-)
+from gateway.dialects.responses import _UNSUPPORTED, ResponsesRequest, generation_request, parse
 from gateway.dialects.responses_input import answer_of, items, messages, named
 from gateway.dialects.responses_tools import Toolbox
 from gateway.render.constraints import ContentForm
@@ -32,14 +27,14 @@ def request(**values: Any) -> Any:
     return parse({"model": "m", "input": "hi", **values})
 
 
-def asked_for(**values: Any) -> Any:
+def converted(**values: Any) -> Any:
     made = request(**values)
     return generation_request(
         made, Toolbox.of(made.tools or (), "refuse"), messages(items(made.input)), values
     )
 
 
-def said(text: str, **more: Any) -> dict[str, Any]:
+def replied(text: str, **more: Any) -> dict[str, Any]:
     part = {"type": "output_text", "text": text, "annotations": []}
     return {"type": "message", "role": "assistant", "content": [part], **more}
 
@@ -50,7 +45,7 @@ def test_a_string_is_a_message_of_the_user() -> None:
 
 def test_parameters_are_handed_on() -> None:
     given = {"temperature": 0.5, "top_p": 0.25, "max_output_tokens": 7, "stream": True}
-    made = asked_for(**given, include=["message.output_text.logprobs"], top_logprobs=3, metadata={"a": "b"})
+    made = converted(**given, include=["message.output_text.logprobs"], top_logprobs=3, metadata={"a": "b"})
     assert (made.api, made.model, made.n) == ("responses", "m", 1)
     assert (made.temperature, made.top_p, made.max_tokens, made.stream) == (0.5, 0.25, 7, True)
     assert (made.logprobs, made.top_logprobs) == (True, 3)
@@ -59,7 +54,7 @@ def test_parameters_are_handed_on() -> None:
 
 
 def test_instructions_come_first_and_as_a_system_message() -> None:
-    made = asked_for(instructions="Be short.", input=[{"role": "developer", "content": "x"}])
+    made = converted(instructions="Be short.", input=[{"role": "developer", "content": "x"}])
     assert made.messages == [
         {"role": "system", "content": "Be short."},
         {"role": "developer", "content": "x"},
@@ -76,7 +71,7 @@ def test_instructions_come_first_and_as_a_system_message() -> None:
     ],
 )
 def test_tools_and_their_choice_in_the_form_of_chat(given: Any, choice: str) -> None:
-    made = asked_for(tools=[ADD], tool_choice=given, parallel_tool_calls=False)
+    made = converted(tools=[ADD], tool_choice=given, parallel_tool_calls=False)
     function = {"name": "add", "parameters": {"type": "object"}, "strict": True}
     assert made.tools == [{"type": "function", "function": function}]
     assert (made.tool_choice, made.parallel_tool_calls) == (choice, False)
@@ -85,17 +80,17 @@ def test_tools_and_their_choice_in_the_form_of_chat(given: Any, choice: str) -> 
 def test_a_schema_in_the_form_of_chat() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "name": "pair", "schema": schema, "strict": True}
-    made = asked_for(text={"format": form, "verbosity": None})
+    made = converted(text={"format": form, "verbosity": None})
     assert made.form == ContentForm("json", schema, "text.format")
-    assert asked_for(text={"format": {"type": "json_object"}}).form == any_object("text.format")
-    assert asked_for(text={"format": {"type": "text"}}).form is None
-    assert asked_for().form is None
+    assert converted(text={"format": {"type": "json_object"}}).form == any_object("text.format")
+    assert converted(text={"format": {"type": "text"}}).form is None
+    assert converted().form is None
 
 
 def test_the_items_of_one_reply_are_one_message() -> None:
     reasoning = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     found = messages(
-        items([{"role": "user", "content": "hi"}, reasoning, said("so"), CALL, OUTPUT, said("3!")])
+        items([{"role": "user", "content": "hi"}, reasoning, replied("so"), CALL, OUTPUT, replied("3!")])
     )
     function = {"name": "add", "arguments": "{}"}
     assert found == [
@@ -113,24 +108,26 @@ def test_the_items_of_one_reply_are_one_message() -> None:
 
 def test_a_summary_stands_for_reasoning_that_is_not_shown() -> None:
     summary = [{"type": "summary_text", "text": "thought"}]
-    found = messages(items([{"type": "reasoning", "summary": summary, "encrypted_content": "x"}, said("a")]))
+    found = messages(
+        items([{"type": "reasoning", "summary": summary, "encrypted_content": "x"}, replied("a")])
+    )
     assert found == [{"role": "assistant", "content": "a", "reasoning_content": "thought"}]
-    (without,) = messages(items([{"type": "reasoning", "summary": []}, said("a")]))
+    (without,) = messages(items([{"type": "reasoning", "summary": []}, replied("a")]))
     assert without == {"role": "assistant", "content": "a"}
 
 
-def test_ids_tell_where_one_reply_ends_and_the_next_begins() -> None:
-    one, two = said("a", id="msg_00aa_0"), said("b", id="msg_00aa_2")
+def test_ids_show_where_one_reply_ends_and_the_next_begins() -> None:
+    one, two = replied("a", id="msg_00aa_0"), replied("b", id="msg_00aa_2")
     assert [m["content"] for m in messages(items([one, two]))] == ["ab"]
-    assert [m["content"] for m in messages(items([one, said("b", id="msg_00bb_0")]))] == ["a", "b"]
-    assert [m["content"] for m in messages(items([said("a"), said("b")]))] == ["a", "b"]
+    assert [m["content"] for m in messages(items([one, replied("b", id="msg_00bb_0")]))] == ["a", "b"]
+    assert [m["content"] for m in messages(items([replied("a"), replied("b")]))] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     "given",
     [
         "hi",
-        [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}, said("b"), CALL, OUTPUT],
+        [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}, replied("b"), CALL, OUTPUT],
         [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}], "id": "rs_mine"}],
         [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}],
         [{**OUTPUT, "output": [{"type": "input_text", "text": "3"}]}, {"role": "system", "content": "s"}],
@@ -143,36 +140,10 @@ def test_listed_items_are_what_the_sdk_knows(given: Any) -> None:
         assert adapter.validate_python(item).model_dump(exclude_unset=True) == item
     assert len({item["id"] for item in shown}) == len(shown)
     assert all(answer_of(item) == "resp_00ff" for item in shown if item["id"] != "rs_mine")
-    assert messages(items(shown)) == messages(items(given)), "what was listed says the same"
+    assert messages(items(shown)) == messages(items(given)), "the list means the same"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("background", True),
-        ("conversation", "conv_1"),
-        ("max_tool_calls", 3),
-        ("prompt", {"id": "p"}),
-        ("moderation", {}),
-        ("context_management", [{"type": "compaction"}]),
-        ("include", ["file_search_call.results"]),
-        ("tools.0", None),
-        ("tool_choice", {"type": "web_search_preview"}),
-        ("text.format", {"type": "grammar"}),
-    ],
-)
-def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:
-    given: dict[str, Any] = {name: value}
-    if name == "tools.0":
-        given = {"tools": [{"type": "web_search"}]}
-    if name.startswith("text."):
-        given = {"text": {name.partition(".")[2]: value}}
-    with pytest.raises(BadRequest) as error:
-        asked_for(**given)
-    assert (error.value.code, error.value.param) == ("unsupported_parameter", name)
-
-
-def test_what_asks_for_nothing_is_accepted() -> None:
+def test_neutral_values_are_accepted() -> None:
     neutral: dict[str, Any] = {
         "background": False,
         "truncation": "disabled",
@@ -185,7 +156,7 @@ def test_what_asks_for_nothing_is_accepted() -> None:
         "text": {"verbosity": "medium"},
         "max_tool_calls": None,
     }
-    assert asked_for(**neutral).messages == [{"role": "user", "content": "hi"}]
+    assert converted(**neutral).messages == [{"role": "user", "content": "hi"}]
 
 
 def test_advice_is_taken_and_recorded() -> None:
@@ -195,12 +166,12 @@ def test_advice_is_taken_and_recorded() -> None:
         "service_tier": "flex",
         "text": {"verbosity": "low"},
     }
-    made = asked_for(**advice)
+    made = converted(**advice)
     assert (made.effort, made.form) == ("high", None)
     assert made.recorded == advice
     for wrong in ({"reasoning": {"effort": "all"}}, {"text": {"verbosity": "all"}}, {"truncation": "all"}):
         with pytest.raises(BadRequest):
-            asked_for(**wrong)
+            converted(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +215,7 @@ def test_advice_is_taken_and_recorded() -> None:
 )
 def test_what_is_wrong_is_named(given: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(BadRequest) as error:
-        asked_for(**given)
+        converted(**given)
     assert (error.value.code, error.value.param) == (code, param)
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.config import ModelSettings
 from gateway.dialects.responses import parse
 from gateway.dialects.responses_answer import ResponsesAnswer
 from gateway.dialects.responses_input import items, messages
@@ -22,7 +21,6 @@ from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.trajectories.conversation import digests
 from headgate.errors import Unavailable
-from tests.harness.models import save_tokenizer
 from tests.harness.open_responses import check_event, check_response
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -31,15 +29,8 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 PARTS = ["Hé ", "llo 🙂", "\n", "a", CALL, "<think>", "</think>", "</tool_call>"]
 
 
-@pytest.fixture(scope="module")
-def renderer(tmp_path_factory: pytest.TempPathFactory) -> ChatRenderer:
-    directory = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(directory)
-    return ChatRenderer.load(ModelSettings(path=directory))
-
-
 def reply_of(renderer: ChatRenderer, text: str, cuts: list[int], finish: str = "stop") -> Reply:
-    """A finished reply, delivered as it is cut; the tokens of a delivery are those since the last one."""
+    """Return a finished reply, delivered as it is cut; the tokens of a delivery are those since the last one."""
     ids = renderer.encode(text + ("<|im_end|>" if finish == "stop" else ""))
     reply = Reply("resp_00ab", 1000.5, 7, temperature=1.0, top_p=1.0)
     segmenter = Segmenter(renderer, reasoning=False, tools=TOOLS)
@@ -71,7 +62,7 @@ def events_of(answer: ResponsesAnswer) -> list[dict[str, Any]]:
 
 
 def parsed(raw: bytes) -> list[dict[str, Any]]:
-    """The events, each of which the SDK knows."""
+    """Return the events, each of which the SDK knows."""
     found = []
     for block in raw.decode().removesuffix("\n\n").split("\n\n"):
         name, data = block.split("\n")
@@ -107,7 +98,7 @@ def check_events(events: list[dict[str, Any]], answer: dict[str, Any]) -> None:
             assert open_item is not None
             done = event["item"]
             assert (done["id"], done["type"]) == (open_item["id"], open_item["type"])
-            text = open_item.get("said", "")
+            text = open_item.get("deltas", "")
             if done["type"] == "reasoning":
                 summary = [part["text"] for part in done["summary"]]
                 assert summary == ([open_item["summarized"]] if "summarized" in open_item else [])
@@ -121,13 +112,13 @@ def check_events(events: list[dict[str, Any]], answer: dict[str, Any]) -> None:
             if kind == "reasoning_summary_text.delta":
                 open_item["summarized"] = open_item.get("summarized", "") + event["delta"]
             elif kind.endswith(".delta"):
-                open_item["said"] = open_item.get("said", "") + event["delta"]
+                open_item["deltas"] = open_item.get("deltas", "") + event["delta"]
     assert open_item is None
     assert built == answer["output"]
 
 
 @given(data=st.data())
-def test_events_and_the_whole_answer_say_the_same(renderer: ChatRenderer, data: st.DataObject) -> None:
+def test_events_and_the_whole_response_are_equal(renderer: ChatRenderer, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PARTS), max_size=8)))
     finish = data.draw(st.sampled_from(["stop", "length"]))
     size = len(renderer.encode(text))
@@ -148,7 +139,7 @@ def test_events_and_the_whole_answer_say_the_same(renderer: ChatRenderer, data: 
     check_the_way_back(reply, whole)
 
 
-def test_no_log_probability_is_told_from_a_tool_call_on(renderer: ChatRenderer) -> None:
+def test_there_are_no_log_probabilities_from_a_tool_call_on(renderer: ChatRenderer) -> None:
     """Neither when an unopened thought is closed later, nor for any split of the reply into deltas."""
     text = 'Hé <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call></think>Hé '
     values = {"include": ["message.output_text.logprobs"]}
@@ -159,7 +150,7 @@ def test_no_log_probability_is_told_from_a_tool_call_on(renderer: ChatRenderer) 
 
 
 def check_the_way_back(reply: Reply, whole: dict[str, Any]) -> None:
-    """A client that sends the items back, with ids or without, continues the recorded conversation."""
+    """Assert that a client that sends the items back continues the recorded conversation."""
     user = {"role": "user", "content": "hi"}
     recorded = digests([user, reply.message()], TOOLS)
     (again,) = messages(items(whole["output"]))
@@ -176,10 +167,10 @@ def test_reasoning_a_message_and_calls_are_items_in_their_order(renderer: ChatRe
     reply = reply_of(renderer, f"<think>\nhm\n</think>\n\nso{CALL}{CALL}", [])
     whole = asyncio.run(answer_of(reply, renderer).complete())
     assert kinds(whole) == ["reasoning", "message", "function_call", "function_call"]
-    thought, said, *calls = whole["output"]
+    thought, message, *calls = whole["output"]
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}]
     assert (thought["summary"], thought["encrypted_content"]) == ([], None)
-    assert said["content"] == [{"type": "output_text", "text": "so", "annotations": [], "logprobs": []}]
+    assert message["content"] == [{"type": "output_text", "text": "so", "annotations": [], "logprobs": []}]
     assert [call["call_id"] for call in calls] == [call["id"] for call in reply.tool_calls]
     assert [json.loads(call["arguments"]) for call in calls] == [{"a": 1}, {"a": 1}]
     ids = [item["id"] for item in whole["output"]]
@@ -207,19 +198,19 @@ def test_a_reply_that_was_cut_is_incomplete(renderer: ChatRenderer) -> None:
     assert whole["output"][-1]["status"] == "incomplete"
 
 
-def test_what_was_asked_is_repeated(renderer: ChatRenderer) -> None:
+def test_the_response_repeats_the_request(renderer: ChatRenderer) -> None:
     tool = {"type": "function", "name": "add", "parameters": {}}
-    said = {"instructions": "x", "truncation": "auto", "metadata": {"k": "v"}, "max_output_tokens": 9}
+    given = {"instructions": "x", "truncation": "auto", "metadata": {"k": "v"}, "max_output_tokens": 9}
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
-    answer = answer_of(reply_of(renderer, "a", []), renderer, tools=[tool], text={"format": form}, **said)
+    answer = answer_of(reply_of(renderer, "a", []), renderer, tools=[tool], text={"format": form}, **given)
     whole = Response.model_validate(asyncio.run(answer.complete())).model_dump(by_alias=True)
-    assert {name: whole[name] for name in said} == said
+    assert {name: whole[name] for name in given} == given
     assert whole["tools"][0] | tool == whole["tools"][0]
     assert whole["text"]["format"]["schema"] == {"type": "object"}
     assert (whole["store"], whole["created_at"], whole["id"]) == (True, 1000, "resp_00ab")
 
 
-def test_what_was_used_is_said(renderer: ChatRenderer) -> None:
+def test_the_response_has_the_values_that_were_used(renderer: ChatRenderer) -> None:
     """Effective values appear where the configuration overrides the request and where the request sets none."""
     reply = reply_of(renderer, "a", [])
     reply.temperature, reply.top_p, reply.seconds = 0.5, 0.9, 3.75
@@ -236,22 +227,22 @@ def test_what_was_used_is_said(renderer: ChatRenderer) -> None:
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
-def test_reasoning_is_a_summary_too_where_one_was_asked_for(renderer: ChatRenderer, summary: str) -> None:
+def test_reasoning_is_also_a_summary_on_request(renderer: ChatRenderer, summary: str) -> None:
     reply = reply_of(renderer, "<think>\nhm well\n</think>\n\nso", [2, 5])
     events = events_of(answer_of(reply, renderer, reasoning={"summary": summary}))
     thought = events[-1]["response"]["output"][0]
     assert thought["summary"] == [{"type": "summary_text", "text": "hm well"}]
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm well"}]
-    said = [event for event in events if "summary_index" in event]
-    assert "".join(event.get("delta", "") for event in said) == "hm well"
-    kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in said]
+    summary_events = [event for event in events if "summary_index" in event]
+    assert "".join(event.get("delta", "") for event in summary_events) == "hm well"
+    kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in summary_events]
     assert [kinds[0], *kinds[-2:]] == ["part.added", "text.done", "part.done"]
     assert set(kinds[1:-2]) == {"text.delta"}
     (message,) = messages(items([thought]))
     assert message["reasoning_content"] == "hm well", "once, when both are sent back"
 
 
-def test_the_answer_is_kept_before_anyone_is_told_that_it_is_complete(renderer: ChatRenderer) -> None:
+def test_the_response_is_stored_before_it_is_reported_complete(renderer: ChatRenderer) -> None:
     kept: list[dict[str, Any]] = []
 
     async def run() -> None:

@@ -78,7 +78,7 @@ def test_the_tool_that_must_be_called(choice: dict[str, Any], expected: str) -> 
     assert generation_request(request, box, [], {}).tool_choice == expected
 
 
-def test_a_grammar_is_told_to_the_model_where_the_setting_says_so() -> None:
+def test_a_grammar_is_described_to_the_model_by_the_setting() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
     box = Toolbox.of([{**PATCH, "format": grammar}], "drop", "describe")
     (tool,) = box.functions

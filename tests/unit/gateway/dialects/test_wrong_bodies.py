@@ -1,4 +1,7 @@
-"""Requests that OpenAI's API or Anthropic's refuses: each dialect refuses them too, and names the request's field."""
+"""Requests that a dialect refuses, as its vendor's API does or because the gateway lacks a feature: the error names the field.
+
+The error for an unsupported feature names an alternative.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,12 @@ USED_TWICE = {**USED, "content": USED["content"] * 2}
 TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "3"}
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+PDF = {"type": "document", "source": {}}
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+SEEN = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+AUDIO = {"type": "input_audio", "input_audio": {}}
 
 
 def ask_chat(**values: Any) -> None:
@@ -70,7 +79,7 @@ def anthropic(name: str = "f", **fields: Any) -> dict[str, Any]:
         (complete, {"logprobs": True}, "logprobs"),
         (ask_responses, {"input": 5}, "input"),
         (ask_messages, {"max_tokens": "9"}, "max_tokens"),
-        (ask_messages, {"metadata": {"colour": "red"}}, "metadata.colour"),
+        (ask_messages, {"metadata": {"color": "red"}}, "metadata.color"),
         (ask_messages, {"stop_sequences": ["x", " \n"]}, "stop_sequences.1"),
         (
             ask_messages,
@@ -147,7 +156,7 @@ def anthropic(name: str = "f", **fields: Any) -> dict[str, Any]:
         (ask_chat, {"chat_template_kwargs": {"enable_thinking": 0}}, "chat_template_kwargs.enable_thinking"),
     ],
 )
-def test_what_is_wrong_is_refused_by_the_name_of_its_field(ask: Any, values: Any, param: str) -> None:
+def test_a_wrong_value_is_refused_by_the_name_of_its_field(ask: Any, values: Any, param: str) -> None:
     with pytest.raises(BadRequest) as refused:
         ask(**values)
     assert refused.value.param == param
@@ -164,5 +173,136 @@ def test_what_is_wrong_is_refused_by_the_name_of_its_field(ask: Any, values: Any
         (ask_chat, {"temperature": 1, "top_p": 1, "max_tokens": 5}),
     ],
 )
-def test_what_is_right_is_taken(ask: Any, values: Any) -> None:
+def test_right_values_are_accepted(ask: Any, values: Any) -> None:
     ask(**values)
+
+
+@pytest.mark.parametrize(
+    ("ask", "values", "param", "instead"),
+    [
+        (ask_chat, {"functions": [{"name": "f"}]}, "functions", "send them as `tools`"),
+        (ask_chat, {"function_call": "auto"}, "function_call", "send `tool_choice`"),
+        (ask_chat, {"modalities": ["audio"]}, "modalities", "writes text"),
+        (ask_chat, {"audio": {"voice": "v"}}, "audio", "writes text"),
+        (ask_chat, {"moderation": {"model": "m"}}, "moderation", "before and after"),
+        (ask_chat, {"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "send"),
+        (ask_chat, {"prediction": {"type": "content"}}, "prediction", "leave it out"),
+        (ask_chat, {"web_search_options": {"a": 1}}, "web_search_options", "offer a tool"),
+        (ask_chat, {"messages": [{**HI, "content": [AUDIO]}]}, "messages.0.content.0", "as text"),
+        (ask_chat, {"tools": [{"type": "custom"}]}, "tools.0", "offer a function"),
+        (ask_chat, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "send no others"),
+        (ask_chat, {"provider": {"order": ["a"]}}, "provider", "chooses the engine"),
+        (ask_chat, {"return_token_ids": True}, "return_token_ids", "/tokens"),
+        (ask_chat, {"skip_special_tokens": False}, "skip_special_tokens", "/tokens"),
+        (ask_chat, {"include_stop_str_in_output": True}, "include_stop_str_in_output", "append"),
+        (ask_chat, {"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x", "enable_thinking"),
+        (
+            ask_chat,
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "structured_outputs.structural_tag",
+            "regex",
+        ),
+        (complete, {"prompt_logprobs": 1}, "prompt_logprobs", "of the reply"),
+        (ask_responses, {"ignore_eos": True}, "ignore_eos", "/v1/chat/completions"),
+        (ask_chat, {"response_format": {"type": "grammar"}}, "response_format", "'json_schema'"),
+        (
+            ask_responses,
+            {"prompt_cache_options": {"comparison_response_id": "r"}},
+            "prompt_cache_options.comparison_response_id",
+            "leave it out",
+        ),
+        (ask_responses, {"moderation": {}}, "moderation", "before and after"),
+        (ask_responses, {"background": True}, "background", "stream"),
+        (ask_responses, {"conversation": "c"}, "conversation", "previous_response_id"),
+        (ask_responses, {"context_management": [{}]}, "context_management", "shorten"),
+        (ask_responses, {"prompt": {"id": "p"}}, "prompt", "`instructions`"),
+        (ask_responses, {"max_tool_calls": 1}, "max_tool_calls", "count the calls"),
+        (ask_responses, {"include": ["x"]}, "include", "leave it out"),
+        (ask_responses, {"input": [{"type": "compaction"}]}, "input.0", "leave it out"),
+        (ask_responses, {"tools": [{"type": "web_search"}]}, "tools.0", "your client runs"),
+        (ask_responses, {"tool_choice": {"type": "mcp"}}, "tool_choice", "a named function"),
+        (ask_responses, {"text": {"format": {"type": "regex"}}}, "text.format", "'json_schema'"),
+        (ask_messages, {"mcp_servers": [{"url": "u"}]}, "mcp_servers", "in your client"),
+        (ask_messages, {"container": "c"}, "container", "a tool of your own"),
+        (ask_messages, {"speed": "fast"}, "speed", "leave it out"),
+        (ask_messages, {"messages": [{**HI, "content": [PDF]}]}, "messages.0.content.0", "as text"),
+        (ask_messages, {"tools": [{"type": "bash_20250124"}]}, "tools.0", "input_schema"),
+        (ask_messages, {"messages": [HI, {**HI, "role": "assistant"}]}, "messages", "end with the user's"),
+        (ask_messages, {"thread": {"type": "create"}}, "thread", "send all messages"),
+        (
+            ask_messages,
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits.0",
+            "before you send",
+        ),
+        (
+            ask_messages,
+            {"output_config": {"format": {"type": "regex"}}},
+            "output_config.format",
+            "send a json_schema",
+        ),
+        (complete, {"suffix": "x"}, "suffix", "in the prompt"),
+        (complete, {"best_of": 3}, "best_of", "choose among them"),
+        (complete, {"echo": True, "logprobs": 1}, "echo", "leave out `logprobs`"),
+    ],
+)
+def test_the_error_names_an_alternative(ask: Any, values: dict[str, Any], param: str, instead: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        ask(**values)
+    assert (refused.value.code or "").startswith("unsupported_")
+    assert refused.value.param == param
+    refusal, _, advice = refused.value.message.partition(" here: ")
+    assert refusal.startswith(f"{param}: ")
+    assert instead in advice
+
+
+@pytest.mark.parametrize("unsupported", [chat._UNSUPPORTED, responses._UNSUPPORTED, messages._UNSUPPORTED])
+def test_neutral_values_of_unsupported_fields_are_accepted(unsupported: dict[str, Any]) -> None:
+    for name, (neutral, instead) in unsupported.items():
+        assert instead
+        ask = {id(chat._UNSUPPORTED): ask_chat, id(messages._UNSUPPORTED): ask_messages}.get(
+            id(unsupported), ask_responses
+        )
+        for value in (None, *neutral):
+            ask(**{name: value})
+
+
+@pytest.mark.parametrize("ask", [ask_chat, ask_responses])
+def test_options_of_prompt_caching_are_accepted(ask: Any) -> None:
+    ask(prompt_cache_options={"mode": "explicit", "ttl": "12h", "prewarm": False})
+    with pytest.raises(BadRequest, match="mode"):
+        ask(prompt_cache_options={"mode": "never"})
+
+
+SHOWN = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "seen:"}, PICTURE]}
+
+
+@pytest.mark.parametrize(
+    ("ask", "values", "param"),
+    [
+        (ask_chat, {"messages": [{**HI, "content": [IMAGE]}]}, "messages.0.content.0"),
+        (
+            ask_chat,
+            {"messages": [HI, CALLED, {"role": "tool", "tool_call_id": "c1", "content": [IMAGE]}]},
+            "messages.2.content.0",
+        ),
+        (ask_responses, {"input": [{**HI, "content": [SEEN]}]}, "input.0.content.0"),
+        (ask_responses, {"input": [CALL, {**OUTPUT, "output": [SEEN]}]}, "input.1.output.0"),
+        (ask_messages, {"messages": [{**HI, "content": [PICTURE]}]}, "messages.0.content.0"),
+        (
+            ask_messages,
+            {"messages": [HI, USED, {**HI, "content": [SHOWN]}]},
+            "messages.2.content.0.content.1",
+        ),
+    ],
+    ids=["chat", "chat: a tool", "responses", "responses: a tool", "messages", "messages: a tool"],
+)
+def test_an_image_is_refused_for_what_the_gateway_cannot_do_and_not_for_the_model(
+    ask: Any, values: dict[str, Any], param: str
+) -> None:
+    """A model that could see cannot be blamed while its engine is given none. Tools of coding agents answer with images too."""
+    with pytest.raises(BadRequest) as refused:
+        ask(**values)
+    assert (refused.value.code, refused.value.param) == ("unsupported_content", param)
+    assert "is given no images" in refused.value.message
+    assert "upstream model" in refused.value.message

@@ -21,7 +21,7 @@ from gateway.cli import app
         ('launch = "fake"', ["--tensor-parallel", "2"], "only vLLM is spread"),
     ],
 )
-def test_over_how_many_gpus_it_is_spread_is_what_the_file_says_unless_it_is_told(
+def test_the_option_for_tensor_parallelism_overrides_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, options: list[str], spread: str
 ) -> None:
     became: list[list[str]] = []
@@ -33,5 +33,5 @@ def test_over_how_many_gpus_it_is_spread_is_what_the_file_says_unless_it_is_told
         assert (result.exit_code, spread in result.output) == (2, True)
         return
     (argv,) = became
-    told = [value for option, value in itertools.pairwise(argv) if option == "--tensor-parallel-size"]
-    assert told == ([spread] if spread else [])
+    sizes = [value for option, value in itertools.pairwise(argv) if option == "--tensor-parallel-size"]
+    assert sizes == ([spread] if spread else [])

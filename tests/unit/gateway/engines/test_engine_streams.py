@@ -19,12 +19,12 @@ END = b"0\r\n\r\n"
 
 
 def part(content: bytes) -> bytes:
-    """A part of a chunked body."""
+    """Return a part of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
 class Server:
-    """Answers each request with the next of its answers, which are bytes or write them."""
+    """Respond to each request with the next of `answers`, which are bytes or write them."""
 
     def __init__(self, *answers: bytes | Callable[[Server, asyncio.StreamWriter], Awaitable[None]]) -> None:
         self.requests: list[tuple[int, bytes]] = []
@@ -73,7 +73,7 @@ async def events(http: EngineHTTP, news: list[str] | None = None) -> list[dict[s
         return [event async for event in http.events("/generate", {"a": [1]}, on_new)]
 
 
-async def test_a_connection_is_used_again_and_told_apart_from_a_new_one() -> None:
+async def test_a_connection_is_used_again_and_a_new_one_is_reported() -> None:
     whole = HEAD + part(b'data: {"n": 1}\n\n') + part(DONE) + END
     news: list[str] = []
     server = Server(whole, whole)
@@ -118,7 +118,7 @@ async def test_who_leaves_amid_a_stream_closes_the_connection_so_that_the_engine
     ("answer", "match"),
     [
         (HEAD + part(b'data: {"n": 1}\n\n'), "closed"),
-        (b"not at all HTTP\r\n\r\n", "no HTTP/1.1"),
+        (b"not at all HTTP\r\n\r\n", "not HTTP/1.1"),
         (b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy", "503"),
     ],
 )
@@ -142,7 +142,7 @@ async def test_what_came_of_a_broken_answer_is_read_before_it_fails(answer: byte
 
 async def test_a_refusal_is_quoted_and_a_silent_engine_given_up() -> None:
     async def nothing(_: Server, writer: asyncio.StreamWriter) -> None:
-        """Says nothing."""
+        """Send no bytes."""
 
     refused = b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 400 No\r\ncontent-length: 18\r\n\r\n{"message": "odd"}'
     async with serving(Server(refused, nothing), silence_s=0.05) as http:

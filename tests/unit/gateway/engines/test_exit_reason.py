@@ -1,4 +1,4 @@
-"""Choice of the line in an engine's log that says why it ended."""
+"""Choice of the line in an engine's log that has the reason of its end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ USAGE = "api_server: error: unrecognized arguments: --x"
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("log", "words"),
     [
         (VLLM, "ValueError: There is no module or parameter named 'extra'"),
         (f"Traceback (most recent call last):\n  File\n{MEMORY}\n", MEMORY),
         (f"usage: api_server\n{USAGE}\n\n", USAGE),
         ("RuntimeError: " + "x" * 9000, "RuntimeError: " + "x" * 286),
-        ("", "it said nothing"),
+        ("", "it wrote nothing"),
     ],
 )
-def test_the_first_error_is_the_reason(said: str, words: str) -> None:
-    assert exit_reason(said) == words
+def test_the_first_error_is_the_reason(log: str, words: str) -> None:
+    assert exit_reason(log) == words

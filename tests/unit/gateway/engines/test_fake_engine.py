@@ -1,4 +1,4 @@
-"""The fake engine is a ground truth: what it says depends on every token of its context, and is what `next_token` says."""
+"""The fake engine is a ground truth: its tokens depend on every token of the context, and are those of `next_token`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def continued(context: list[int], tokens: int = 8) -> list[int]:
 
 @pytest.mark.parametrize("place", range(len(CONTEXT)))
 def test_a_token_that_was_substituted_anywhere_changes_what_follows(place: int) -> None:
-    """The last token is one of those that follow it, so even a substitution far back shows at once."""
+    """The last token is one of those that follow it, so even a substitution far back shows immediately."""
     changed = [*CONTEXT[:place], CONTEXT[place] + 100, *CONTEXT[place + 1 :]]
     assert continued(changed) != continued(CONTEXT)
 
 
-async def test_a_running_request_samples_what_the_function_says() -> None:
+async def test_a_running_request_samples_what_the_function_returns() -> None:
     engine = FakeEngine("weights")
     params = {"seed": 3, "max_tokens": 30, "stop_token_ids": []}
     body = {"request_id": "r", "token_ids": CONTEXT, "sampling_params": params}

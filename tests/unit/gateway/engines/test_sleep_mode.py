@@ -1,4 +1,4 @@
-"""vLLM is started so that its sleep frees memory, where no setting says how it shall sleep."""
+"""vLLM is started so that its sleep frees memory, unless a setting decides how it sleeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLAG = "--enable-sleep-mode"
 
 
 def python_with(vllm: str, folder: Path) -> str:
-    """An interpreter whose vLLM is of this version."""
+    """Return an interpreter whose vLLM is of this version."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\necho {vllm}\n")
     path.chmod(0o755)

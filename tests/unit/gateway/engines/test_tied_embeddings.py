@@ -1,4 +1,4 @@
-"""Tied embeddings on vLLM's CPU build are recognised before an engine is started."""
+"""Tied embeddings on vLLM's CPU build are recognized before an engine is started."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gateway.engines.tied_embeddings import stale_heads, ties_embeddings
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
 
 
-def interpreter(folder: Path, says: str) -> Path:
-    """A fake Python interpreter that answers every call with `says`."""
+def interpreter(folder: Path, output: str) -> Path:
+    """Return a fake Python interpreter that answers every call with `output`."""
     path = folder / "python"
-    path.write_text(f"#!/bin/sh\necho {says}\n")
+    path.write_text(f"#!/bin/sh\necho {output}\n")
     path.chmod(0o755)
     return path
 
 
 def settings_of(
-    tmp_path: Path, config: Any, says: str = "cpu", train: bool = True, **engine: Any
+    tmp_path: Path, config: Any, output: str = "cpu", train: bool = True, **engine: Any
 ) -> Settings:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     return Settings.parse({
         "models": {"demo": {"path": str(folder), "train": train}, "other": {"path": str(tmp_path / "none")}},
-        "engine": {"launch": "vllm", "python": str(interpreter(tmp_path, says)), **engine},
+        "engine": {"launch": "vllm", "python": str(interpreter(tmp_path, output)), **engine},
     })  # fmt: skip
 
 
@@ -48,7 +48,7 @@ async def test_a_tied_model_on_the_cpu_build_is_named_with_what_to_do(tmp_path: 
         {"config": {}},
         {"config": {"tie_word_embeddings": False}},
         {"config": [TIED]},
-        {"config": TIED, "says": "0.33.0"},
+        {"config": TIED, "output": "0.33.0"},
         {"config": TIED, "train": False},
         {"config": TIED, "python": "/no/such/python"},
         {"config": TIED, "launch": "fake"},

@@ -1,4 +1,4 @@
-"""The parameters that engines use for those that are asked for; acceptance tests hold the rule for vLLM against vLLM."""
+"""The parameters that engines use for those that are requested; acceptance tests hold the rule for vLLM against vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.types import Sampling, TokenFlag
 
 
 @pytest.mark.parametrize(
-    ("api", "asked", "expected"),
+    ("api", "requested", "expected"),
     [
         ("vllm", {"temperature": 1e-50}, {"temperature": 0.01}),
         ("vllm", {"temperature": 0.0099}, {"temperature": 0.01}),
@@ -30,13 +30,13 @@ from headgate.types import Sampling, TokenFlag
         ("sglang", {"temperature": 0.7, "top_k": 2}, {"temperature": 0.7, "top_k": 2}),
     ],
 )
-def test_what_each_engine_uses(api: str, asked: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert used(api, Sampling(**asked)) == Sampling(**expected)
+def test_what_each_engine_uses(api: str, requested: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert used(api, Sampling(**requested)) == Sampling(**expected)
 
 
 @pytest.mark.parametrize("api", _ADAPTERS)
 @given(temperature=st.floats(0.0, 2.0))
-def test_no_temperature_is_0_without_the_flag_that_says_so(api: str, temperature: float) -> None:
+def test_temperature_0_always_has_the_greedy_flag(api: str, temperature: float) -> None:
     found = used(api, Sampling(temperature=temperature))
     assert used(api, found) == found
     normal = np.float32(found.temperature) >= np.finfo(np.float32).tiny

@@ -14,7 +14,7 @@ from headgate.types import Sampling
 
 
 def opened(pool: EnginePool, name: str, version: int = 0) -> Slot:
-    """An engine that is open, of which the pool has heard."""
+    """Return an engine that is open, of which the pool has heard."""
     slot = pool.slots.setdefault(name, Slot(name))
     slot.hold()
     slot.confirm(version)
@@ -29,11 +29,11 @@ def call(name: str, version: int = 0, **sampling: Any) -> Call:
 
 
 def inside(slot: Slot, *calls: Call) -> None:
-    """Registers the calls as running in the slot."""
+    """Register the calls as running in the slot."""
     for one in calls:
         slot.runs[one.call_id] = Run(one, slot, one.call_id, 0.0)
 
 
 def asks(pool: EnginePool, one: Call) -> asyncio.Task[Slot]:
-    """A call that waits for its engine."""
+    """Return a call that waits for its engine."""
     return asyncio.create_task(pool.acquire(one), name=one.call_id)

@@ -1,4 +1,4 @@
-"""A call over engines that say what a test wrote: what is asked of them, and what the call makes of each end of a run."""
+"""A call over scripted engines: the requests that it sends, and what the call does after each end of a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ from gateway.generation.call_runner import CallRunner
 from gateway.generation.pool import EnginePool, NoMonitor
 from gateway.generation.slot import Slot
 from gateway.trajectories.turn import Span
-from headgate.errors import (
-    EngineError,
-    EngineRefused,
-    EngineReplaced,
-    EngineUnreachable,
-    Unavailable,
-)
+from headgate.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, Unavailable
 from headgate.types import FinishReason, Sampling
 from tests.harness.waiting import turns, until, within
 
@@ -30,16 +24,16 @@ Reply = EngineError | tuple[list[int], FinishReason | None]
 
 
 class Scripted:
-    """Answers each request with the next of `replies`, and notes the requests; `account` is its own of each."""
+    """Respond to each request with the next of `replies`, and record the requests; `account` is its own of each."""
 
     account: tuple[tuple[str, int], ...] | None = None
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
-        self.asked: list[GenerateRequest] = []
+        self.requests: list[GenerateRequest] = []
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        self.asked.append(request)
+        self.requests.append(request)
         reply = self.replies.pop(0)
         if isinstance(reply, EngineError):
             raise reply
@@ -48,7 +42,7 @@ class Scripted:
 
 
 class Pool(EnginePool):
-    """A pool of scripted engines `a`, `b` and so on, at version 3; notes what it is told of them."""
+    """A pool of scripted engines `a`, `b` and so on, at version 3; records what is reported of them."""
 
     def __init__(self, *engines: Scripted, url: str | None = None) -> None:
         super().__init__("demo", QueueSettings())
@@ -68,13 +62,13 @@ class Pool(EnginePool):
         self.disputed.append(f"{slot.name}: {reason}")
 
     def runner(self, max_failures: int = 5, **sampling: object) -> CallRunner:
-        """Runs a call with a prompt of two tokens."""
+        """Run a call with a prompt of two tokens."""
         given = Sampling(max_tokens=4, **sampling)  # type: ignore[arg-type]
         return CallRunner(Call("c", np.array([7, 8], np.int32), given), self)
 
 
 async def ended(runner: CallRunner) -> Call:
-    """Returns the call when it has ended."""
+    """Return the call when it has ended."""
     runner.start(lambda: None)
     async with within("the call is over"):
         await runner.wait()
@@ -84,10 +78,10 @@ async def ended(runner: CallRunner) -> Call:
 async def test_a_call_that_was_given_back_asks_for_what_is_left_after_all_that_it_has() -> None:
     engine = Scripted(([1], "abort"), ([2], "abort"), ([3], "stop"))
     call = await ended(Pool(engine).runner())
-    assert [(r.request_id, r.prompt.tolist(), r.sampling.max_tokens) for r in engine.asked] == [
+    assert [(r.request_id, r.prompt.tolist(), r.sampling.max_tokens) for r in engine.requests] == [
         ("c.0.0", [7, 8], 4), ("c.0.1", [7, 8, 1], 3), ("c.0.2", [7, 8, 1, 2], 2)
     ]  # fmt: skip
-    assert {(r.cache_salt, r.label) for r in engine.asked} == {("v3", "")}
+    assert {(r.cache_salt, r.label) for r in engine.requests} == {("v3", "")}
     assert (call.finish, call.turn.ids, call.turn.pauses) == ("stop", [1, 2, 3], 2)
     assert call.turn.spans == [Span(3, 3, 3)]
 
@@ -95,14 +89,25 @@ async def test_a_call_that_was_given_back_asks_for_what_is_left_after_all_that_i
 async def test_a_call_that_is_given_back_with_its_last_token_is_whole() -> None:
     engine = Scripted(([1, 2, 3, 4], "abort"))
     call = await ended(Pool(engine).runner())
-    assert (call.finish, len(engine.asked)) == ("length", 1)
+    assert (call.finish, len(engine.requests)) == ("length", 1)
 
 
-async def test_a_call_goes_on_in_another_engine_than_the_one_that_failed_it() -> None:
-    first, second = Scripted(EngineUnreachable("gone")), Scripted(([1], "stop"))
+@pytest.mark.parametrize(
+    ("failure", "unreachable", "disputed"),
+    [
+        (EngineUnreachable("gone"), ["a"], []),
+        (EngineError("an error in the middle"), [], []),
+        (EngineReplaced("it has other weights"), [], ["a: it has other weights"]),
+    ],
+)
+async def test_a_call_continues_in_another_engine_and_the_pool_knows_what_failed(
+    failure: EngineError, unreachable: list[str], disputed: list[str]
+) -> None:
+    first, second = Scripted(failure), Scripted(([1], "stop"))
     pool = Pool(first, second)
     await ended(pool.runner())
-    assert (len(first.asked), len(second.asked), pool.troubled, pool.disputed) == (1, 1, ["a"], [])
+    assert (len(first.requests), len(second.requests)) == (1, 1)
+    assert (pool.troubled, pool.disputed) == (unreachable, disputed)
 
 
 async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> None:
@@ -123,22 +128,10 @@ async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> 
         pool.notify()
         await runner.wait()
     call = runner.call
-    assert (call.finish, call.turn.ids, len(engine.asked)) == ("stop", [1], 2)
+    assert (call.finish, call.turn.ids, len(engine.requests)) == ("stop", [1], 2)
 
 
-async def test_only_an_engine_that_could_not_be_reached_is_in_trouble() -> None:
-    pool = Pool(Scripted(EngineError("an error in the middle")), Scripted(([1], "stop")))
-    await ended(pool.runner())
-    assert (pool.troubled, pool.disputed) == ([], [])
-
-
-async def test_an_engine_that_was_started_anew_is_disputed() -> None:
-    pool = Pool(Scripted(EngineReplaced("it has other weights")), Scripted(([1], "stop")))
-    await ended(pool.runner())
-    assert (pool.troubled, pool.disputed) == ([], ["a: it has other weights"])
-
-
-async def test_an_engine_that_says_itself_that_it_runs_another_version_is_disputed() -> None:
+async def test_an_engine_that_reports_another_version_is_disputed() -> None:
     engine = Scripted(([1], "stop"))
     engine.account = (("4", 1),)
     pool = Pool(engine, url="http://engine")
@@ -151,7 +144,7 @@ async def test_what_no_engine_would_take_is_tried_once() -> None:
     engine = Scripted(EngineRefused("such a token does not exist"))
     with pytest.raises(EngineRefused):
         await ended(Pool(engine, engine).runner())
-    assert len(engine.asked) == 1
+    assert len(engine.requests) == 1
 
 
 async def test_a_call_fails_with_the_last_of_its_failures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,20 +154,18 @@ async def test_a_call_fails_with_the_last_of_its_failures(monkeypatch: pytest.Mo
         await ended(Pool(engine).runner())
 
 
-async def test_the_label_is_told_to_engines_that_others_start() -> None:
+async def test_external_engines_get_the_label() -> None:
     engine = Scripted(([1], "stop"))
     await ended(Pool(engine, url="http://engine").runner())
-    assert [request.label for request in engine.asked] == ["3"]
+    assert [request.label for request in engine.requests] == ["3"]
 
 
 @pytest.mark.parametrize("finish", ["abort", None])
-async def test_a_seeded_call_is_begun_anew_while_nothing_of_it_was_delivered(
-    finish: FinishReason | None,
-) -> None:
+async def test_a_seeded_call_starts_over_while_nothing_was_delivered(finish: FinishReason | None) -> None:
     first, second = Scripted(([1], finish)), Scripted(([5], "stop"))
     call = await ended(Pool(first, second).runner(seed=1))
     assert (call.turn.ids, call.restarts, call.finish) == ([5], 1, "stop")
-    assert [(r.request_id, r.prompt.tolist(), r.sampling.max_tokens) for r in second.asked] == [
+    assert [(r.request_id, r.prompt.tolist(), r.sampling.max_tokens) for r in second.requests] == [
         ("c.1.0", [7, 8], 4)
     ]
 
@@ -204,7 +195,7 @@ async def test_a_call_of_an_engine_that_is_updated_returns_to_it() -> None:
         slot.confirm(4)
         pool.notify()
         await runner.wait()
-    assert [request.cache_salt for request in engine.asked] == ["v3", "v4"]
+    assert [request.cache_salt for request in engine.requests] == ["v3", "v4"]
     assert call.turn.spans == [Span(3, 1, 3), Span(4, 1, 4)]
 
 

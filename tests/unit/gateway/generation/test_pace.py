@@ -8,7 +8,7 @@ from gateway.generation.pace import MOST_TOKENS, Pace
 
 
 def after(rate: int, seconds: int = 3, chunks_per_s: float = 1000.0) -> Pace:
-    """A pace after `rate` tokens per second were counted for `seconds`."""
+    """Return a pace after `rate` tokens per second were counted for `seconds`."""
     pace = Pace(chunks_per_s)
     for tick in range(seconds * 100):
         pace.count(rate // 100, tick / 100)

@@ -1,4 +1,4 @@
-"""The pool of a model's engines, whoever chooses among them."""
+"""The pool of a model's engines, with any placer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from gateway.generation.call import Call
 from gateway.generation.call_runner import CallRunner
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Run, Slot
-from gateway.generation.slot_placer import (
-    PlacementRequest,
-    Placer,
-    SlotPlacer,
-)
+from gateway.generation.slot_placer import PlacementRequest, Placer, SlotPlacer
 from headgate.errors import Unavailable
 from headgate.types import Sampling
 from tests.harness.waiting import turns, until, within
@@ -28,17 +24,17 @@ from tests.unit.gateway.generation.pool_calls import call, opened
 
 
 class Wrong(SlotPlacer):
-    """Answers every call at once with an engine that is not open; after so many answers, that nobody may ask so often."""
+    """Return for every call an engine that is not open; fail after a million answers."""
 
     answers = 0
 
     def submit(self, request: PlacementRequest) -> None:
         self.answers += 1
-        assert self.answers < 1_000_000, "nobody else gets a turn"
+        assert self.answers < 1_000_000, "no other task gets a turn"
         request.found.set_result(self._pool.slots["e"])
 
 
-async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> None:
+async def test_a_placer_that_errs_immediately_blocks_no_other_task() -> None:
     pool = EnginePool("demo", QueueSettings(max_wait_s=60.0))
     pool.slots["e"] = Slot("e")
     wrong = Wrong(pool)
@@ -60,7 +56,7 @@ async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> N
 
 
 class Counted(dict[str, Any]):
-    """Counts how many of its entries were looked through."""
+    """Count the entries that were looked through."""
 
     seen = 0
 
@@ -77,7 +73,7 @@ class Counted(dict[str, Any]):
 
 
 class Busy:
-    """An engine whose requests end when they are asked to."""
+    """An engine whose requests end when they are aborted."""
 
     def __init__(self) -> None:
         self.aborted: dict[str, asyncio.Event] = {}
@@ -91,7 +87,7 @@ class Busy:
             self.aborted[request_id].set()
 
 
-async def test_where_a_call_runs_is_known_without_looking_through_those_beside_it() -> None:
+async def test_the_engine_of_a_call_is_known_without_a_scan_of_all_runs() -> None:
     pool = EnginePool("demo", QueueSettings())
     slot = pool.slots["e"] = Slot("e")
     engine = Busy()
@@ -109,11 +105,11 @@ async def test_where_a_call_runs_is_known_without_looking_through_those_beside_i
     async with within("every call is stopped"):
         await asyncio.gather(*(runner.stop() for runner in runners))
     assert runs.seen == 0
-    assert all(aborted.is_set() for aborted in engine.aborted.values()), "each was asked for its account"
+    assert all(aborted.is_set() for aborted in engine.aborted.values()), "each was aborted"
     assert not pool.describe_calls() and not slot.runs
 
 
-async def test_an_open_engine_that_says_nothing_is_silent_and_a_stalled_call_goes_on_elsewhere() -> None:
+async def test_an_engine_without_tokens_is_silent_and_a_stalled_call_moves() -> None:
     pool, now = EnginePool("demo", QueueSettings()), asyncio.get_running_loop().time()
     runs = {}
     for name in ("silent", "held", "idle", "stalled"):

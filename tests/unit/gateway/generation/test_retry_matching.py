@@ -7,16 +7,11 @@ import itertools
 import pytest
 
 from gateway.generation.replies import RequestKey
-from gateway.generation.retry_matching import (
-    EarlierRequest,
-    RequestState,
-    find_repeated,
-    is_answered,
-)
+from gateway.generation.retry_matching import EarlierRequest, RequestState, find_repeated, is_answered
 
 
 def chosen(*states: RequestState, exact: bool = False) -> int | None:
-    """The place of the request that is repeated."""
+    """Return the place of the request that is repeated."""
     found = find_repeated(
         [EarlierRequest(str(at), state, None) for at, state in enumerate(states)], exact=exact
     )
@@ -38,12 +33,12 @@ def test_of_several_the_one_without_a_reply_is_repeated(served: tuple[RequestSta
     assert chosen(REFUSED, *served, LOST) == 3, "a client that is back goes on with what was sampled for it"
 
 
-def test_a_reply_of_a_client_that_is_served_is_nobody_elses() -> None:
+def test_a_reply_of_a_client_that_is_served_is_given_to_no_other() -> None:
     assert chosen(HERE, HERE) is chosen(RECORDED, RECORDED) is chosen(HERE, RECORDED) is None
     assert chosen(HERE, ELSEWHERE) is None
 
 
-def test_a_process_that_runs_equal_requests_tells_whether_a_client_is_gone() -> None:
+def test_a_process_that_runs_equal_requests_knows_whether_a_client_left() -> None:
     assert chosen(ELSEWHERE, ELSEWHERE) == 0
     assert chosen(RECORDED, ELSEWHERE) == 1
 
@@ -58,7 +53,7 @@ def test_a_process_that_runs_equal_requests_tells_whether_a_client_is_gone() -> 
         (None, "other", False),
     ],
 )
-def test_a_retry_that_was_begun_anew_answers_what_had_arrived_before_it(
+def test_a_retry_that_started_over_answers_the_requests_that_arrived_before_it(
     arrived: float | None, call_id: str, answered: bool
 ) -> None:
     """A call that began three seconds ago, at 7.0."""
@@ -74,7 +69,7 @@ def test_an_idempotency_key_names_one_request(state: RequestState) -> None:
 
 
 def test_the_stored_name_of_a_request_is_of_this_form_for_good() -> None:
-    """A retry may come to another build than its first request did."""
+    """Another build may get the retry than got the first request."""
     plain, keyed = RequestKey.of("e", b"{}", "", 0), RequestKey.of("e", b"{}", "an id", 0)
     body = "ae1757ce9b447e02e37e9cd3921b1269"
     assert (plain.stored, plain.retry, plain.exact) == (body * 2, False, False)

@@ -21,15 +21,10 @@ from gateway.generation.pool import EnginePool
 from gateway.generation.slot_placer import PlacementRequest
 from headgate.errors import Unavailable
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Opened, Seen
+from scheduler.program.calls import Arrived, CallDeparted, Closed, Demand, EngineLoad, Opened, Snapshot
 from scheduler.reactor import PhysicalAction
 from tests.harness.waiting import turns, until
-from tests.unit.gateway.generation.pool_calls import (
-    asks,
-    call,
-    inside,
-    opened,
-)
+from tests.unit.gateway.generation.pool_calls import asks, call, inside, opened
 
 T = TypeVar("T")
 
@@ -64,7 +59,7 @@ async def test_calls_that_wait_get_what_opens_in_their_order_and_each_once(pool:
     await turns()
     assert pool.waiting == 2
     opened(pool, "a", 1)
-    pool.notify()  # what was heard twice wakes nobody twice
+    pool.notify()  # a repeated notice wakes no call twice
     await turns()
     assert [task.done() for task in tasks] == [False, True]
     pool.notify()
@@ -100,14 +95,14 @@ async def test_who_waits_no_more_is_given_nothing_and_makes_room(pool: EnginePoo
     assert [await task for task in (waits, late)] == [slot, slot]
 
 
-class Nobody:
-    """Chooses nothing, and remembers who asked."""
+class Recording:
+    """Choose nothing, and record the calls."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.call_ids: list[str] = []
 
     def submit(self, request: PlacementRequest) -> None:
-        self.asked.append(request.call.call_id)
+        self.call_ids.append(request.call.call_id)
 
     def cancel(self, request: PlacementRequest) -> None:
         pass
@@ -124,18 +119,18 @@ class Nobody:
 
 async def test_who_chooses_no_more_gives_nothing(pool: EnginePool) -> None:
     """Although an engine had opened, and the call's turn was about to come."""
-    task, other = asks(pool, call("one")), Nobody()
+    task, other = asks(pool, call("one")), Recording()
     await turns()
     opened(pool, "a")
     pool.set_placer(other)
     await turns()
-    assert (task.done(), other.asked) == (False, ["one"])
+    assert (task.done(), other.call_ids) == (False, ["one"])
     task.cancel()
     await asyncio.wait({task})
 
 
 class Host(ControlHost):
-    """Remembers what it was told of calls and engines."""
+    """Record what is reported of calls and engines."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -146,7 +141,7 @@ class Host(ControlHost):
         super().inject(action, value, now=now)
 
 
-class Others(NoPeers):
+class PeerLoad(NoPeers):
     """Peers with three running calls in every engine."""
 
     def count_runs(self, model: str, name: str) -> tuple[int, int]:
@@ -154,20 +149,20 @@ class Others(NoPeers):
 
 
 class Engine:
-    """Says how it is once it may."""
+    """Report `load` once `may` is set."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
-        self.asked, self.may = asyncio.Event(), asyncio.Event()
+        self.called, self.may = asyncio.Event(), asyncio.Event()
 
     async def read_load(self) -> Load:
-        self.asked.set()
+        self.called.set()
         await self.may.wait()
         return self.load
 
 
 async def leads() -> None:
-    """This process is the coordinator for good."""
+    """Confirm this process as the coordinator."""
 
 
 @dataclass
@@ -196,8 +191,8 @@ async def coordinator(pool: EnginePool, tmp_path: Path) -> AsyncIterator[Coordin
         {"models": {"demo": {"path": "/m"}}, "control": {"recording": str(tmp_path / "control.jsonl")}}
     )
     models = {"demo": ModelEngines(pool, None, settings.engine)}  # type: ignore[arg-type]
-    host = Host(settings, models, Others(), leads)
-    placement = ControlPlacement(host, "demo", pool, Others(), EngineModel())
+    host = Host(settings, models, PeerLoad(), leads)
+    placement = ControlPlacement(host, "demo", pool, PeerLoad(), EngineModel())
     host.start()
     host.begin("demo", 0)
     placement.begin()
@@ -206,7 +201,7 @@ async def coordinator(pool: EnginePool, tmp_path: Path) -> AsyncIterator[Coordin
     await host.close()
 
 
-async def test_an_engine_is_told_of_when_it_opens_changes_and_closes(coordinator: Coordinator) -> None:
+async def test_the_program_learns_when_an_engine_opens_changes_and_closes(coordinator: Coordinator) -> None:
     pool = coordinator.pool
     slot = opened(pool, "a", 1)
     assert coordinator.heard(Opened, Closed) == [Opened("a", 1)]
@@ -224,7 +219,9 @@ async def test_an_engine_is_told_of_when_it_opens_changes_and_closes(coordinator
     assert coordinator.heard(Opened, Closed) == [Opened("a", 2), Closed("a")]
 
 
-async def test_a_call_is_told_of_once_when_it_comes_and_once_when_it_leaves(coordinator: Coordinator) -> None:
+async def test_the_program_learns_once_of_a_calls_arrival_and_once_of_its_end(
+    coordinator: Coordinator,
+) -> None:
     pool = coordinator.pool
     opened(pool, "a")
     one, two = call("one"), call("two")
@@ -236,13 +233,16 @@ async def test_a_call_is_told_of_once_when_it_comes_and_once_when_it_leaves(coor
     await turns()
     assert coordinator.inside == {"two": "a"}
     pool.release(two)
-    await until(lambda: coordinator.inside == {}, "the end was told, although no other call came")
-    told = coordinator.heard(Demand)
-    assert [one.call for demand in told for one in demand.arrived] == ["one", "two"]
-    assert [left for demand in told for left in demand.left] == [Left("one", 10), Left("two", 10)]
+    await until(lambda: coordinator.inside == {}, "the end is reported, although no other call came")
+    demands = coordinator.heard(Demand)
+    assert [one.call for demand in demands for one in demand.arrived] == ["one", "two"]
+    assert [left for demand in demands for left in demand.left] == [
+        CallDeparted("one", 10),
+        CallDeparted("two", 10),
+    ]
 
 
-async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> None:
+async def test_the_program_gets_the_requirements_of_a_call(coordinator: Coordinator) -> None:
     pool = coordinator.pool
     slot = opened(pool, "a", 7)
     opened(pool, "b", 7)
@@ -282,7 +282,7 @@ async def test_who_goes_when_an_engine_was_chosen_for_it_has_left(coordinator: C
     assert coordinator.placement.reactor.waiting == 0
 
 
-async def test_the_end_of_a_call_is_told_with_the_next_call_and_at_once_while_one_waits(
+async def test_the_end_of_a_call_is_reported_with_the_next_call_or_immediately_while_one_waits(
     coordinator: Coordinator,
 ) -> None:
     pool = coordinator.pool
@@ -295,8 +295,10 @@ async def test_the_end_of_a_call_is_told_with_the_next_call_and_at_once_while_on
     await turns()
     pool.release(two)
     await turns()
-    told = [([left.call for left in d.left], [a.call for a in d.arrived]) for d in coordinator.heard(Demand)]
-    assert told == [([], ["one"]), (["one"], ["two"]), ([], ["waits"]), (["two"], [])]
+    demands = [
+        ([left.call for left in d.left], [a.call for a in d.arrived]) for d in coordinator.heard(Demand)
+    ]
+    assert demands == [([], ["one"]), (["one"], ["two"]), ([], ["waits"]), (["two"], [])]
     waits.cancel()
     await asyncio.wait({waits})
 
@@ -316,9 +318,7 @@ async def test_who_is_refused_because_too_many_wait_does_not_wait_in_the_program
     assert coordinator.inside == {"one": "a", "two": "a"}
 
 
-async def test_when_the_program_chooses_no_more_the_process_does_for_whoever_asks_or_waits(
-    coordinator: Coordinator,
-) -> None:
+async def test_after_the_program_closes_the_process_places_the_calls(coordinator: Coordinator) -> None:
     pool = coordinator.pool
     waits = asks(pool, call("waits"))
     await turns()
@@ -337,35 +337,35 @@ async def test_when_the_program_has_stopped_the_process_chooses(coordinator: Coo
     assert await asks(coordinator.pool, call("one")) is slot
 
 
-async def test_what_an_engine_says_counts_beside_what_the_gateways_know(coordinator: Coordinator) -> None:
+async def test_an_engines_own_load_counts_in_addition_to_the_gateways_runs(coordinator: Coordinator) -> None:
     pool = coordinator.pool
-    asked, silent = opened(pool, "a"), opened(pool, "b")
+    busy, silent = opened(pool, "a"), opened(pool, "b")
     one = call("one")
-    inside(asked, one)
-    asked.engine = engine = Engine(Load(running=1, waiting=9, kv=4, sampled=0))  # type: ignore[assignment]
+    inside(busy, one)
+    busy.engine = engine = Engine(Load(running=1, waiting=9, kv=4, sampled=0))  # type: ignore[assignment]
     engine.may.set()
     await coordinator.placement.read_loads()
-    (seen,) = coordinator.heard(Seen)
+    (seen,) = coordinator.heard(Snapshot)
     assert seen.engines == (
-        EngineSeen("a", 0, 4, 10, 0.0),  # one of ours and three of theirs; the call has ten tokens
-        EngineSeen("b", 3, 0, 0, 0.0),
+        EngineLoad("a", 0, 4, 10, 0.0),  # one of ours and three of theirs; the call has ten tokens
+        EngineLoad("b", 3, 0, 0, 0.0),
     )
     engine.load = Load(running=3, waiting=1, kv=500, sampled=0)
     await coordinator.placement.read_loads()
-    assert coordinator.heard(Seen)[0].engines[0] == EngineSeen("a", 3, 1, 500, 0.0)
+    assert coordinator.heard(Snapshot)[0].engines[0] == EngineLoad("a", 3, 1, 500, 0.0)
     assert silent.state == "open"
 
 
-async def test_an_engine_that_closes_while_it_is_asked_is_not_told_of(coordinator: Coordinator) -> None:
+async def test_the_load_of_an_engine_that_closes_meantime_is_not_reported(coordinator: Coordinator) -> None:
     pool = coordinator.pool
     slot = opened(pool, "a")
     opened(pool, "b")
     slot.engine = engine = Engine(Load(0, 0, 0, 0))  # type: ignore[assignment]
     look = asyncio.create_task(coordinator.placement.read_loads(), name="look")
-    await engine.asked.wait()
+    await engine.called.wait()
     slot.hold()
     pool.notify()
     engine.may.set()
     await look
-    (seen,) = coordinator.heard(Seen)
+    (seen,) = coordinator.heard(Snapshot)
     assert [one.engine for one in seen.engines] == ["b"]

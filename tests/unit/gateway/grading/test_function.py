@@ -14,14 +14,8 @@ import pytest
 from gateway.grading import function as module
 from gateway.grading.base import GradingFailed
 from gateway.grading.function import FunctionGrader
+from tests.harness.pids import alive
 from tests.harness.waiting import TimeLimits, until
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def episode(**metadata: Any) -> dict[str, Any]:
@@ -50,7 +44,7 @@ async def test_a_worker_serves_many_episodes_and_ends_with_the_grader() -> None:
     await until(lambda: not alive(pid), "the worker is gone")
 
 
-async def test_workers_share_the_episodes_and_no_more_than_asked_for_are_started(tmp_path: Path) -> None:
+async def test_workers_share_the_episodes_and_their_number_is_bounded(tmp_path: Path) -> None:
     async with grader("together", workers=2) as one:
         given = episode(folder=str(tmp_path), workers=2)
         pids = {answer.reward for answer in await asyncio.gather(*(one.grade(given) for _ in range(12)))}
@@ -58,33 +52,27 @@ async def test_workers_share_the_episodes_and_no_more_than_asked_for_are_started
 
 
 @pytest.mark.parametrize(
-    ("do", "words"),
+    ("do", "words", "replaced"),
     [
-        ("raise", "LookupError: no idea"),
-        ("cancel", "CancelledError"),
-        ("text", "a number, not '1.0'"),
-        ("nothing", "a number, not None"),
-        ("nan", "a finite number, not nan"),
+        ("raise", "LookupError: no idea", False),
+        ("cancel", "CancelledError", False),
+        ("text", "a number, not '1.0'", False),
+        ("nothing", "a number, not None", False),
+        ("nan", "a finite number, not nan", False),
+        ("exit", r"(?s)ended with.*last words", True),
+        ("die", "ended with -9", True),
     ],
 )
-async def test_a_worker_survives_what_the_function_does_wrong(do: str, words: str, tmp_path: Path) -> None:
+async def test_a_worker_survives_what_the_function_does_wrong_and_is_replaced_when_it_dies(
+    do: str, words: str, replaced: bool, tmp_path: Path
+) -> None:
     async with grader("behave") as one:
         first, second = tmp_path / "first", tmp_path / "second"
         with pytest.raises(GradingFailed, match=words) as error:
             await one.grade(episode(do=do, pid=str(first)))
         assert not error.value.final
         assert (await one.grade(episode(do="work", pid=str(second)))).reward == 1.0
-        assert first.read_text() == second.read_text()
-
-
-@pytest.mark.parametrize(("do", "words"), [("exit", r"(?s)ended with.*last words"), ("die", "ended with -9")])
-async def test_a_worker_that_dies_is_replaced(do: str, words: str, tmp_path: Path) -> None:
-    async with grader("behave") as one:
-        first, second = tmp_path / "first", tmp_path / "second"
-        with pytest.raises(GradingFailed, match=words):
-            await one.grade(episode(do=do, pid=str(first)))
-        assert (await one.grade(episode(do="work", pid=str(second)))).reward == 1.0
-        assert first.read_text() != second.read_text()
+        assert (first.read_text() != second.read_text()) is replaced
 
 
 async def test_a_function_that_hangs_is_killed_and_its_worker_replaced(
@@ -136,11 +124,11 @@ async def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("tests.no_such_module:f", "No module named 'tests.no_such_module'"),
-        ("tests.harness.graders:nobody", "there is no function nobody in tests.harness.graders"),
-        ("tests.harness.graders:Path.nobody", "there is no function"),
+        ("tests.harness.graders:missing", "there is no function missing in tests.harness.graders"),
+        ("tests.harness.graders:Path.missing", "there is no function"),
     ],
 )
-async def test_a_function_that_cannot_be_imported_is_told_at_once(name: str, words: str) -> None:
+async def test_a_function_that_cannot_be_imported_is_an_error_of_the_check(name: str, words: str) -> None:
     one = FunctionGrader(name, 1, 60.0)
     with pytest.raises(GradingFailed, match=words):
         await one.check()

@@ -1,4 +1,4 @@
-"""All graders of a model: weights, tries, and that a part that is missing is no grade."""
+"""All graders of a model: weights, tries, and no grade where a part is missing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MODELS = {"actor": {"path": "a"}, "planner": {"path": "b"}, "judge": {"path": "c
 
 
 class Scripted:
-    """A grader that answers what it was told, one an episode; numbers are answers."""
+    """A grader that returns the given answers, one for each episode; numbers are answers."""
 
     def __init__(self, *answers: float | Answer | GradingFailed) -> None:
         self.answers = list(answers)
-        self.asked: list[dict[str, Any]] = []
+        self.episodes: list[dict[str, Any]] = []
 
     async def grade(self, episode: dict[str, Any]) -> Answer:
-        self.asked.append(episode)
+        self.episodes.append(episode)
         answer = self.answers.pop(0)
         if isinstance(answer, GradingFailed):
             raise answer
@@ -73,23 +73,23 @@ async def test_what_calls_earned_is_weighted_and_summed_and_calls_must_be_the_ep
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_a_grader_is_asked_as_often_as_allowed_and_no_more(retries: int) -> None:
+async def test_a_grader_is_called_as_often_as_allowed_and_no_more(retries: int) -> None:
     late, never = Scripted(*[GradingFailed("x")] * retries, 1.0), Scripted(*[GradingFailed("boom")] * 10)
     settings = {"retries": retries}
     assert (await graded_by({"late": late}, late=settings).grade("e", "actor")).reward == 1.0
     with pytest.raises(GradingFailed, match="never: boom"):
         await graded_by({"never": never}, never=settings).grade("e", "actor")
-    assert len(late.asked) == len(never.asked) == retries + 1
+    assert len(late.episodes) == len(never.episodes) == retries + 1
 
 
 async def test_a_final_failure_is_not_tried_again() -> None:
     grader = Scripted(GradingFailed("no such thing", final=True), 1.0)
     with pytest.raises(GradingFailed, match="no such thing"):
         await graded_by({"one": grader}).grade("e", "actor")
-    assert len(grader.asked) == 1
+    assert len(grader.episodes) == 1
 
 
-async def test_one_grader_that_fails_is_no_grade_and_all_failures_are_told() -> None:
+async def test_one_grader_that_fails_is_no_grade_and_all_failures_are_named() -> None:
     graders = {
         "good": Scripted(1.0),
         "bad": Scripted(GradingFailed("first", final=True)),
@@ -108,7 +108,7 @@ async def test_neither_an_answer_nor_a_sum_may_be_out_of_bounds() -> None:
         await graded_by({"huge": Scripted(1e6)}, huge={"weight": 100.0}).grade("e", "actor")
 
 
-async def test_an_answer_out_of_bounds_is_asked_for_again() -> None:
+async def test_a_reward_out_of_bounds_is_requested_again() -> None:
     grade = await graded_by({"judge": Scripted(1e308, 0.5)}, judge={"retries": 1}).grade("e", "actor")
     assert grade.reward == 0.5
 
@@ -133,7 +133,7 @@ async def test_cancelling_a_grade_ends_its_tries() -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                self.asked.append(episode)
+                self.episodes.append(episode)
             return Answer(0.0)
 
     endless = Endless()
@@ -142,11 +142,11 @@ async def test_cancelling_a_grade_ends_its_tries() -> None:
     grading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await grading
-    assert len(endless.asked) == 1
+    assert len(endless.episodes) == 1
 
 
 async def test_a_function_that_cannot_be_imported_is_refused_at_the_start() -> None:
-    settings = {"mine": GraderSettings(function="tests.harness.graders:nobody")}
+    settings = {"mine": GraderSettings(function="tests.harness.graders:missing")}
     with pytest.raises(ConfigError, match=r"\[graders\.mine\] function: .*cannot be imported"):
         await Grading.open(settings, None, {})  # type: ignore[arg-type]
 
@@ -157,11 +157,11 @@ async def test_a_function_that_cannot_be_imported_is_refused_at_the_start() -> N
         ({"g": {}}, "one of `function`, `url` and `judge`"),
         ({"g": {"url": "http://x", "function": "a:b"}}, "one of `function`, `url` and `judge`"),
         ({"g": {"url": "http://x", "models": ["judge"]}}, "there is no trained model 'judge'"),
-        ({"g": {"url": "http://x", "models": ["nobody"]}}, "there is no trained model 'nobody'"),
+        ({"g": {"url": "http://x", "models": ["none"]}}, "there is no trained model 'none'"),
         ({"calls": {"url": "http://x"}}, "posted on calls"),
         ({"g": {"url": "file:///etc/passwd"}}, "url"),
-        ({"g": {"judge": "actor", "criteria": {"a": "b"}}}, "'actor' is no model with train = false"),
-        ({"g": {"judge": "nobody", "reference_key": "b"}}, "'nobody' is no model with train = false"),
+        ({"g": {"judge": "actor", "criteria": {"a": "b"}}}, "'actor' is not a model with train = false"),
+        ({"g": {"judge": "none", "reference_key": "b"}}, "'none' is not a model with train = false"),
         ({"g": {"judge": "judge"}}, "needs `criteria` to score by, or a `reference_key`"),
         ({"g": {"judge": "judge", "reference_key": "b", "each_turn": True}}, "`each_turn` is for `criteria`"),
         ({"g": {"url": "http://x", "criteria": {"a": "b"}}}, "are for a `judge`"),

@@ -18,11 +18,11 @@ from tests.harness.waiting import until
 
 
 class Server:
-    """Answers what a test put into `answers`: a status and a body."""
+    """Respond with the next of `answers`: a status and a body."""
 
     def __init__(self) -> None:
         self.answers: deque[tuple[int, str]] = deque()
-        self.asked: list[Any] = []
+        self.bodies: list[Any] = []
         self.running = self.most = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -33,7 +33,7 @@ class Server:
         return app
 
     async def grade(self, request: Request) -> Response:
-        self.asked.append(await request.json())
+        self.bodies.append(await request.json())
         self.running += 1
         self.most = max(self.most, self.running)
         await self.gate.wait()
@@ -55,7 +55,7 @@ async def test_the_episode_is_posted_and_the_reward_is_answered(server: tuple[Se
     grader = UrlGrader(url, 1, 60.0)
     given = {"episode_id": "e", "metadata": {"unicode": "ä"}}
     assert (await grader.grade(given)).reward == -0.5
-    assert there.asked == [given]
+    assert there.bodies == [given]
     await grader.close()
 
 
@@ -83,8 +83,8 @@ async def test_what_is_no_reward_and_what_another_try_would_not_change(
     there, url = server
     there.answers.append((status, body))
     grader = UrlGrader(url, 1, 60.0)
-    said = f"answered {status}" if status != 200 else "answered"
-    with pytest.raises(GradingFailed, match=rf"(?s)127\.0\.0\.1.*{said}") as error:
+    words = f"answered {status}" if status != 200 else "answered"
+    with pytest.raises(GradingFailed, match=rf"(?s)127\.0\.0\.1.*{words}") as error:
         await grader.grade({})
     assert error.value.final == final
     await grader.close()
@@ -109,12 +109,12 @@ async def test_a_server_that_is_silent_is_left(server: tuple[Server, str]) -> No
     await grader.close()
 
 
-async def test_no_more_requests_at_once_than_allowed(server: tuple[Server, str]) -> None:
+async def test_concurrent_requests_are_bounded(server: tuple[Server, str]) -> None:
     there, url = server
     there.gate.clear()
     grader = UrlGrader(url, 2, 60.0)
     grading = [asyncio.create_task(grader.grade({})) for _ in range(6)]
-    await until(lambda: there.running == 2, "two are asked for at once")
+    await until(lambda: there.running == 2, "two requests run")
     later = UrlGrader(url, 1, 60.0)
     marked = asyncio.create_task(later.grade({}))
     await until(lambda: there.running > 2, "what was sent after them has come, too")

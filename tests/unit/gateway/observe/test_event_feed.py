@@ -1,4 +1,4 @@
-"""The feed of events: every watcher gets what it chose, in order and once, or a gap that says what it does not get."""
+"""The feed of events: every watcher gets what it chose, in order and once, or a gap that names what is missing."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ async def feed(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     await opened.close()
 
 
-async def tell(database: Database, count: int, model: str = "m", kind: str = "k.x", **data: Any) -> None:
-    told = [Event(kind, model, data=data) for _ in range(count)]
-    await database.submit(lambda c: statements.insert_events(c, told))
+async def emit(database: Database, count: int, model: str = "m", kind: str = "k.x", **data: Any) -> None:
+    emitted = [Event(kind, model, data=data) for _ in range(count)]
+    await database.submit(lambda c: statements.insert_events(c, emitted))
 
 
 class Watcher:
@@ -60,8 +60,8 @@ class Watcher:
                 self.seen.append(json.loads(fields["data"]))
 
     async def come_to(self, last: int) -> list[int]:
-        """Reads up to an id; answers the ids of the events that came."""
-        async with within(f"a stream comes to {last}"):
+        """Read up to an id; return the ids of the events that came."""
+        async with within(f"a stream reaches {last}"):
             while not self.places or self.places[-1] < last:
                 await self.piece()
         return [event["id"] for event in self.seen]
@@ -75,16 +75,16 @@ class Watcher:
                 return [event["id"] for event in self.seen]
 
 
-async def test_what_was_and_what_comes_is_told_once_and_in_order(
+async def test_old_and_new_events_are_streamed_once_and_in_order(
     database: Database, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "_PAGE", 7)
     monkeypatch.setattr(feed_module, "_PIECE", 500)
-    await tell(database, 40)
+    await emit(database, 40)
     watcher = Watcher(feed, after=10)
     assert await watcher.come_to(25) == list(range(11, 32))  # whole pages of seven
     for _ in range(20):
-        await tell(database, 3)
+        await emit(database, 3)
     assert await watcher.come_to(100) == list(range(11, 101))
     assert watcher.seen[0] == {
         "id": 11, "at": watcher.seen[0]["at"], "kind": "k.x", "model": "m", "data": {}
@@ -95,22 +95,22 @@ async def test_what_was_and_what_comes_is_told_once_and_in_order(
     ("start", "ids"),
     [({}, []), ({"after": 0}, [1, 2, 3, 4]), ({"last": 2}, [3, 4]), ({"last": 9}, [1, 2, 3, 4])],
 )
-async def test_a_stream_begins_where_it_is_asked_to_and_ends_with_what_there_is(
+async def test_a_stream_begins_where_it_is_requested_and_ends_with_the_newest_event(
     database: Database, feed: EventFeed, start: dict[str, int], ids: list[int]
 ) -> None:
-    await tell(database, 4)
+    await emit(database, 4)
     assert await Watcher(feed, wait_s=0, **start).end() == ids
     assert feed.watchers == 0
 
 
 async def test_the_last_few_are_counted_among_the_chosen(database: Database, feed: EventFeed) -> None:
     for model in "abab":
-        await tell(database, 1, model)
+        await emit(database, 1, model)
     assert await Watcher(feed, EventFilter(models=("a",)), wait_s=0, last=2).end() == [1, 3]
 
 
 def reads_none(feed: EventFeed) -> bool:
-    """Returns whether no stream reads the database at the moment."""
+    """Return whether no stream reads the database at the moment."""
     return feed._reading._value == feed_module._READING_AT_ONCE
 
 
@@ -135,9 +135,9 @@ async def test_an_event_is_written_once_for_all_and_everyone_gets_their_own_choi
         "every stream has begun, and all read the ring from now on",
     )
     for model in "abab":
-        await tell(database, 2, model)
+        await emit(database, 2, model)
     await asyncio.gather(*tasks[:2], tasks[3])
-    await tell(database, 1, "a")
+    await emit(database, 1, "a")
     ids = [await task for task in tasks]
     assert ids == [[*range(1, 9)], [*range(1, 9)], [1, 2, 5, 6, 9], [*range(1, 9)]]
     assert written == list(range(1, 10))
@@ -145,16 +145,16 @@ async def test_an_event_is_written_once_for_all_and_everyone_gets_their_own_choi
     assert await silent == []
 
 
-async def test_nothing_is_read_while_nobody_watches(database: Database, feed: EventFeed) -> None:
+async def test_nothing_is_read_without_a_watcher(database: Database, feed: EventFeed) -> None:
     async with aclosing(Watcher(feed).stream) as stream:  # type: ignore[type-var]
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream))
         await until(lambda: feed._ring is not None, "the feed is read")
-        await tell(database, 1)
+        await emit(database, 1)
         await waiting
         reader = feed._reader
         assert reader is not None
-    await until(reader.done, "nobody reads")
+    await until(reader.done, "the reader has ended")
     assert (feed._ring, feed._reader, feed.watchers) == (None, None, 0)
     assert await Watcher(feed, wait_s=0, after=0).end() == [1]
 
@@ -164,10 +164,10 @@ async def test_who_reads_slowly_misses_nothing_that_is_kept(
 ) -> None:
     monkeypatch.setattr(feed_module, "_RING_EVENTS", 5)
     slow, quick = Watcher(feed, after=0), Watcher(feed, after=0)
-    await tell(database, 1)
+    await emit(database, 1)
     await asyncio.gather(slow.come_to(1), quick.come_to(1))
     for number in range(30):
-        await tell(database, 2)
+        await emit(database, 2)
         await quick.come_to(3 + 2 * number)
     assert feed._ring is not None
     assert len(feed._ring._events) == 5
@@ -186,19 +186,19 @@ async def test_who_has_read_further_than_the_ring_gets_nothing_twice(
         return answer
 
     monkeypatch.setattr(database, "read", newest_comes_late)
-    await tell(database, 3)
+    await emit(database, 3)
     first = asyncio.create_task(Watcher(feed).come_to(6))
     await until(lambda: feed._reader is not None, "the ring is about to begin with the third event")
     ahead = Watcher(feed, after=0)
     await ahead.come_to(3)
-    await tell(database, 2)
+    await emit(database, 2)
     further = Watcher(feed, after=3)
     await further.come_to(5)
     waiting = [asyncio.create_task(watcher.come_to(6)) for watcher in (ahead, further)]
     await turns()
     late.set()
-    await until(lambda: feed._ring is not None and feed._ring.newest == 5, "the ring has come to them")
-    await tell(database, 1)
+    await until(lambda: feed._ring is not None and feed._ring.newest == 5, "the ring has reached them")
+    await emit(database, 1)
     assert [*await asyncio.gather(first, *waiting)] == [[4, 5, 6], [1, 2, 3, 4, 5, 6], [4, 5, 6]]
 
 
@@ -208,7 +208,7 @@ async def test_the_ring_is_bounded_in_bytes(
     monkeypatch.setattr(feed_module, "_RING_BYTES", 5_000)
     watcher = Watcher(feed, after=0)
     for number in range(1, 11):
-        await tell(database, 1, text="x" * 1_000)
+        await emit(database, 1, text="x" * 1_000)
         await watcher.come_to(number)
     await until(lambda: feed._ring is not None and feed._ring.newest == 10, "the ring has all")
     assert feed._ring is not None
@@ -220,14 +220,14 @@ async def test_what_was_forgotten_is_named_before_and_amid_a_stream(
     database: Database, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "_RING_EVENTS", 5)
-    await tell(database, 20)
+    await emit(database, 20)
     await database.submit(lambda c: statements.forget(c, 5))
     slow, quick = Watcher(feed, after=3), Watcher(feed)
     assert await slow.come_to(20) == [15, *range(16, 21)]
     gap = {"id": 15, "kind": "gap", "data": {"why": "forgotten", "from": 4, "to": 15}}
     assert slow.seen[0] == gap
     for number in range(21, 41):
-        await tell(database, 1)
+        await emit(database, 1)
         await quick.come_to(number)
     await database.submit(lambda c: statements.forget(c, 5))
     await slow.come_to(40)
@@ -235,21 +235,21 @@ async def test_what_was_forgotten_is_named_before_and_amid_a_stream(
     assert [event["id"] for event in slow.seen[7:]] == list(range(36, 41))
 
 
-async def test_a_cursor_of_another_database_is_said_to_be_unknown(
+async def test_a_cursor_of_another_database_is_reported_as_unknown(
     database: Database, feed: EventFeed
 ) -> None:
-    await tell(database, 2)
+    await emit(database, 2)
     watcher = Watcher(feed, wait_s=0, after=500)
     assert await watcher.end() == [0, 1, 2]
     assert watcher.seen[0] == {"id": 0, "kind": "gap", "data": {"why": "unknown", "from": 3, "to": 500}}
 
 
-async def test_who_chose_little_is_told_how_far_it_has_come(
+async def test_a_stream_without_matches_reports_its_position(
     database: Database, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "_SILENT", 10)
     watcher = Watcher(feed, EventFilter(models=("none",)), after=0)
-    await tell(database, 30)
+    await emit(database, 30)
     assert await watcher.come_to(30) == []
 
 
@@ -274,7 +274,7 @@ async def test_more_watchers_than_allowed_are_refused(
     await feed.close()
 
 
-async def test_a_stream_says_that_the_database_is_away_and_a_new_one_goes_on(
+async def test_a_stream_fails_with_the_database_and_a_new_one_continues(
     database: Database, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watcher = Watcher(feed)
@@ -290,6 +290,6 @@ async def test_a_stream_says_that_the_database_is_away_and_a_new_one_goes_on(
         await result_of(reading, "the stream fails")
     monkeypatch.undo()
     assert feed.watchers == 0
-    await tell(database, 1)
+    await emit(database, 1)
     again = Watcher(feed, after=watcher.places[-1])
     assert await again.come_to(1) == [1]

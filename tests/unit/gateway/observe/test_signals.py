@@ -1,4 +1,4 @@
-"""The checklist of health: what each value is of, and one judgement for Health and for the charts of a run."""
+"""The checklist of health: what each value is of, and one judgment for Health and for the charts of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def signals(steps: StepFigures, **reasons: int) -> dict[str, dict[str, Any]]:
     return {signal["name"]: signal for signal in judge(steps, reasons, 10, 1, 0, 0, {})}
 
 
-def test_a_figure_is_of_the_newest_step_that_has_it_and_the_words_say_which() -> None:
+def test_a_figure_is_of_the_newest_step_that_has_it_and_names_that_step() -> None:
     newest = {"logprob_gap_mean": (4e-7, 27), "idle_share": (0.47, 30), "trained_tokens": (80.0, 30)}
     found = signals(
         StepFigures({**newest, "masked_tokens/late": (20.0, 29), "skipped_steps": (1.0, 12)}, True)

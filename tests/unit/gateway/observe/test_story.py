@@ -1,4 +1,4 @@
-"""One episode's story, told from rows of decisions alone."""
+"""One episode's story, made of rows of decisions alone."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.explain import (
-    because,
-    explain,
-    verdict,
-    words,
-)
+from gateway.observe.explain import because, explain, verdict, words
 from headgate.client.agents import TIME_LIMIT
 from headgate.end_reasons import NO_FAILURE
 
 
 def row(kind: str, episode: str = "", reason: str = "", /, **details: Any) -> dict[str, Any]:
-    """A decision about an episode, or about its group where none is named."""
+    """Return a decision about an episode, or about its group where none is named."""
     return {
         "at": 0.0, "kind": kind, "episode_id": episode, "reason": reason, "buffer": 3, "entry": 1, "details": details
     }  # fmt: skip
 
 
 def kinds(rows: list[dict[str, Any]], episode: str) -> list[str]:
-    return [step["kind"] for step in explain(told(rows, episode), episode)]
+    return [step["kind"] for step in explain(about(rows, episode), episode)]
 
 
-def told(rows: list[dict[str, Any]], episode: str) -> list[dict[str, Any]]:
-    """The decisions about one episode and about groups."""
+def about(rows: list[dict[str, Any]], episode: str) -> list[dict[str, Any]]:
+    """Return the decisions about one episode and about groups."""
     return [row for row in rows if row["episode_id"] in ("", episode)]
 
 
@@ -52,7 +47,7 @@ def test_a_story_is_the_episodes_own_steps_and_those_of_its_group_while_it_was_i
     assert kinds(rows, "old") == ["admitted", "dropped"]
     assert kinds(rows, "new") == ["admitted", "late", "skipped"]
     assert kinds(EARLIER + OWN[:-1], "one") == ["admitted", "moved", "occupied"], "the group is not over yet"
-    assert [step["about"] for step in explain(told(rows, "one"), "one")] == [
+    assert [step["about"] for step in explain(about(rows, "one"), "one")] == [
         "episode",
         "group",
         "group",
@@ -60,7 +55,7 @@ def test_a_story_is_the_episodes_own_steps_and_those_of_its_group_while_it_was_i
     ]
 
 
-def test_what_comes_to_an_episode_when_its_group_is_over_is_told_too() -> None:
+def test_decisions_after_the_end_of_the_group_are_in_the_story() -> None:
     assert kinds([*OWN, row("masked", "one", "late", tokens=2)], "one")[-1] == "masked"
 
 
@@ -70,7 +65,7 @@ def test_who_is_in_no_group_has_no_story_of_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decision", "said"),
+    ("decision", "expected"),
     [
         (row("admitted", "e", version=2), "admitted to batch 3, because it has a place for a group of version 2"),
         (row("refused", "e", "no_slot"), "refused, because no slot was free within the staleness bound"),
@@ -80,20 +75,20 @@ def test_who_is_in_no_group_has_no_story_of_one(kind: str) -> None:
         (row("closed", "", "my own words"), "its group takes no more members, because my own words"),
         (row("dropped", "e", "no_room"), "it was dropped, because every batch within its bound was whole"),
         (row("dropped", "", "no_room"), "its group was dropped, because every batch within its bound was whole"),
-        (row("aborted", "e", "asked"), "it was stopped, because that was asked for"),
+        (row("aborted", "e", "requested"), "it was stopped, because that was requested"),
         (moved(), "its group moved from batch 2 to batch 3, which is within its bound too"),
         (moved("late"), "its group moved from batch 2 to batch 3, beyond its bound: old tokens are not trained"),
         (row("occupied"), "its group is whole: number 2 of batch 3"),
         (row("trained"), "its group was trained in batch 3, as number 2"),
-        (row("skipped", "", "asked"), "its group was lost with batch 3, because that was asked for"),
+        (row("skipped", "", "requested"), "its group was lost with batch 3, because that was requested"),
         (row("masked", "e", "greedy", tokens=5),
          "5 of its tokens were not trained, because they were not drawn: the temperature was 0"),
-        (row("deleted", "e", "asked"), "it was deleted with all that was recorded in it, because that was asked for"),
+        (row("deleted", "e", "requested"), "it was deleted with all that was recorded in it, because that was requested"),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_every_kind_of_decision_has_its_words(decision: dict[str, Any], said: str) -> None:
-    assert words(decision) == said
+def test_every_kind_of_decision_has_its_words(decision: dict[str, Any], expected: str) -> None:
+    assert words(decision) == expected
 
 
 def test_an_unknown_kind_is_an_error() -> None:
@@ -102,7 +97,7 @@ def test_an_unknown_kind_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "sampled", "masked", "said"),
+    ("rows", "sampled", "masked", "expected"),
     [
         ([], 0, 0, "not known: it is from before reasons were kept"),
         ([row("admitted", "e")], 0, 0, "still running"),
@@ -127,10 +122,10 @@ def test_an_unknown_kind_is_an_error() -> None:
     ],
 )  # fmt: skip
 def test_the_verdict_is_the_last_word(
-    rows: list[dict[str, Any]], sampled: int, masked: int, said: str
+    rows: list[dict[str, Any]], sampled: int, masked: int, expected: str
 ) -> None:
     story = [{**step, "about": "episode" if step["episode_id"] else "group"} for step in rows]
-    assert verdict("e", {"mode": "train"}, story, sampled, masked) == said
+    assert verdict("e", {"mode": "train"}, story, sampled, masked) == expected
     assert verdict("e", {"mode": "eval"}, story, sampled, masked) == f"not trained, because {because('eval')}"
 
 

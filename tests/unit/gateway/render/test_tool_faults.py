@@ -55,12 +55,12 @@ def test_each_fault_is_warned_of_once_a_minute_and_counted_always(caplog: pytest
     alarm = ToolAlarm(counter, lambda: now)
     with caplog.at_level(logging.WARNING):
         for number in range(5):
-            alarm.tell(f"call-{number}", ["unparsed"], "x" * 1000)
+            alarm.report(f"call-{number}", ["unparsed"], "x" * 1000)
         assert [record.message.count("call-") for record in caplog.records] == [1]
         assert len(caplog.records[0].message) < 400
-        alarm.tell("call-5", ["cut"], "y")
+        alarm.report("call-5", ["cut"], "y")
         now = EVERY_S
-        alarm.tell("call-6", ["unparsed"], "z")
+        alarm.report("call-6", ["unparsed"], "z")
     assert [record.message.rpartition(" (")[2] for record in caplog.records[1:]] == [
         "call-5, 1 since the last such warning): y", "call-6, 5 since the last such warning): z"
     ]  # fmt: skip

@@ -27,7 +27,7 @@ def episode(name: str, **others: Any) -> dict[str, Any]:
 def call(name: str, episode_id: str, **others: Any) -> dict[str, Any]:
     return {
         "id": name, "episode_id": episode_id, "model": "m", "node": 0, "request_key": "", "api": "chat", "stream": False,
-        "asked": {}, "used": {}, "logprobs_mode": "p", "engine": "e", "finish_reason": "stop", "prompt_tokens": 1,
+        "requested": {}, "used": {}, "logprobs_mode": "p", "engine": "e", "finish_reason": "stop", "prompt_tokens": 1,
         "completion_tokens": 1, "pauses": 0, "digest": b"", "received_at": 1.0, "first_token_s": None, "seconds": 0.1, **others,
     }  # fmt: skip
 

@@ -72,7 +72,7 @@ def apart_s(request: pytest.FixtureRequest) -> float:
 
 
 async def _begin_again(database: Database) -> None:
-    await database.submit(lambda c: turns.begin_again(c, "e", NAME, "retry"))
+    await database.submit(lambda c: turns.restart(c, "e", NAME, "retry"))
 
 
 @shared
@@ -83,7 +83,7 @@ async def test_a_retry_of_another_host_comes_after_the_call_and_before_the_next(
     await asyncio.to_thread(elsewhere, store_url, apart_s, _begin_again)
     with pytest.raises(Conflict) as error:
         await record(database, *turn("first"))
-    assert error.value.code == "asked_again"
+    assert error.value.code == "requested_again"
     await record(database, *turn("asked afterwards"), ago_s=-1.0)
 
 
@@ -100,7 +100,7 @@ async def test_a_lease_lasts_as_long_as_it_was_given_for(
     ledger = await StoredLedger.load(database, MINE, "m")
     given = await leases_of(database, ledger)
     settings = FeedSettings(lease_s=2 * HOUR)
-    held = (await Leases.load(database, ledger, settings, given._reader)).held()
+    held = (await Leases.load(database, ledger, settings, given._reader)).current()
     assert held is not None and 900.0 < held["left_s"] <= 1000.0
 
 

@@ -47,7 +47,7 @@ def episode(
     for number in range(calls):
         call = {
             "id": f"{name}-{number}", "episode_id": name, "model": "m", "node": 0, "request_key": "", "api": "chat",
-            "stream": False, "asked": {}, "used": {}, "logprobs_mode": "", "engine": "e", "finish_reason": "stop",
+            "stream": False, "requested": {}, "used": {}, "logprobs_mode": "", "engine": "e", "finish_reason": "stop",
             "prompt_tokens": 1, "completion_tokens": 1, "pauses": 0, "digest": b"", "received_at": at, "seconds": 1.0,
         }  # fmt: skip
         connection.execute(insert(CallRow), call)

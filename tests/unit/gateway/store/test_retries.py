@@ -30,7 +30,7 @@ async def database(store_url: str) -> Any:
 
 
 async def begin(database: Database, call_id: str, name: str = NAME) -> bool:
-    return await database.submit(lambda c: turns.begin_again(c, "e", name, call_id))
+    return await database.submit(lambda c: turns.restart(c, "e", name, call_id))
 
 
 async def recorded(database: Database) -> list[str]:
@@ -41,7 +41,7 @@ async def test_a_call_of_before_answers_no_more(database: Database) -> None:
     assert await begin(database, "retry")
     with pytest.raises(Conflict) as error:
         await record(database, *turn("first"))
-    assert error.value.code == "asked_again"
+    assert error.value.code == "requested_again"
     await record(database, *turn("retry"))
     await record(database, *turn("first", 1, finish_reason="abandoned"))
     assert sorted(await recorded(database)) == ["first", "retry"]
@@ -100,7 +100,7 @@ async def test_the_later_of_two_transactions_waits_and_sees_what_the_earlier_did
     arrived = time.monotonic()
     writes = {
         "record": lambda c: turns.insert_shared_turns(c, [(turn("first"), arrived)]),
-        "retry": lambda c: turns.begin_again(c, "e", NAME, "retry"),
+        "retry": lambda c: turns.restart(c, "e", NAME, "retry"),
     }
     late = writes["retry" if earlier == "record" else "record"]
     begun: list[Any] = []
@@ -120,6 +120,6 @@ async def test_the_later_of_two_transactions_waits_and_sees_what_the_earlier_did
         assert first
         with pytest.raises(Conflict) as error:
             await begun[0]
-        assert error.value.code == "asked_again" and await recorded(one) == []
+        assert error.value.code == "requested_again" and await recorded(one) == []
     await one.close()
     await other.close()

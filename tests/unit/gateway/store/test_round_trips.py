@@ -83,9 +83,9 @@ def test_what_was_said_comes_back_as_it_was(
     with engine.connect() as connection:
         episodes.insert_episode(connection, episode("e"))
         exchange = {"call_id": "c", "request": request, "status": 200, "response": response}
-        turns.insert_exchange(connection, call("c", "e", node=-1, asked=request), exchange)
+        turns.insert_exchange(connection, call("c", "e", node=-1, requested=request), exchange)
         assert turns.exchange(connection, "e", "c") == exchange
-        assert turns.calls(connection, "e")[0]["asked"] == request
+        assert turns.calls(connection, "e")[0]["requested"] == request
         told = {"model": "m", "metadata": metadata}
         row = {
             "id": "a", "episode_id": "e", "model": "m", "previous": "", "messages": messages,

@@ -200,7 +200,7 @@ async def test_a_lease_goes_on_after_a_restart_until_its_own_deadline(store_url:
     await second.renew(lease.lease_id, lease.fence)
     with pytest.raises(Conflict, match="leased to 'trainer'"):
         await second.lease("another")
-    held = second.held()
+    held = second.current()
     assert held is not None
     assert 0 < held["left_s"] <= 1000.0
     await database.submit(lambda c: c.exec_driver_sql("UPDATE leases SET deadline = deadline - 5000"))
@@ -222,7 +222,7 @@ async def test_a_buffer_that_is_passed_over_ends_its_lease(database: Database) -
     leases = await leases_of(database, ledger)
     lease = await leases.lease("trainer")
     await ledger.apply(Publish(1))
-    assert leases.held() is None
+    assert leases.current() is None
     with pytest.raises(NotFound, match="buffer 0 was passed over, the next to train is 1") as error:
         await leases.renew(lease.lease_id, lease.fence)
     assert error.value.code == "no_lease"

@@ -11,7 +11,7 @@ from gateway.tenancy.limits import Limit, Usage
 MINUTE = Limit(tokens_per_minute=60)
 
 
-def test_calls_at_once_are_counted() -> None:
+def test_concurrent_calls_are_counted() -> None:
     limit = Limit(calls=2)
     usage = Usage.unused(limit, 0.0).begin().begin()
     assert (found := usage.refusal(0.0)) and found.reason == "too_many_calls"

@@ -54,7 +54,7 @@ extras = st.fixed_dictionaries(
 
 
 class World:
-    """A rule and what is told of it. Knows who was trained by itself: of a consumed group, whose rewards were taken."""
+    """A rule and its decisions. Computes by itself which episodes were trained: the rewarded ones of a consumed group."""
 
     def __init__(self, limits: LedgerSettings) -> None:
         self.ledger = StaleFlow(limits)
@@ -103,7 +103,7 @@ class World:
             return
         if any(isinstance(command, Refuse) for command in commands):
             return
-        told = self.decision_log.record(event, commands)
+        decisions = self.decision_log.record(event, commands)
         if isinstance(event, Join):
             self.group_of[event.episode_id] = event.group_id
         if isinstance(event, Reward):
@@ -118,8 +118,8 @@ class World:
             if isinstance(command, GroupDropped):
                 self.rewarded -= {e for e in self.rewarded if self.group_of[e] == command.group_id}
         if isinstance(event, Join | Finish | Reward | Drop):
-            assert [d for d in told if d.episode_id == event.episode_id], (event, commands)
-        self.rows += [row(decision) for decision in told]
+            assert [d for d in decisions if d.episode_id == event.episode_id], (event, commands)
+        self.rows += [row(decision) for decision in decisions]
 
     def story(self, episode_id: str) -> tuple[list[dict[str, Any]], str]:
         own = {r["group_id"] for r in self.rows if r["episode_id"] == episode_id}
@@ -128,8 +128,8 @@ class World:
             for r in self.rows
             if r["episode_id"] == episode_id or (not r["episode_id"] and r["group_id"] in own)
         ]
-        told = explain(mine, episode_id)
-        return told, verdict(episode_id, {"mode": "train"}, told, 1, 0)
+        story = explain(mine, episode_id)
+        return story, verdict(episode_id, {"mode": "train"}, story, 1, 0)
 
 
 def row(decision: Decision) -> dict[str, Any]:
@@ -140,24 +140,24 @@ def row(decision: Decision) -> dict[str, Any]:
 def check(world: World) -> None:
     now = {group.group_id: group for group in world.ledger.groups()}
     for episode in world.group_of:
-        told, said = world.story(episode)
-        fates = [s for s in told if s["kind"] in ("trained", "skipped", "dropped")]
+        story, words = world.story(episode)
+        fates = [s for s in story if s["kind"] in ("trained", "skipped", "dropped")]
         if episode in world.trained:
             assert (
-                said == f"trained in batch {world.trained[episode]} as version {world.trained[episode] + 1}"
+                words == f"trained in batch {world.trained[episode]} as version {world.trained[episode] + 1}"
             )
             continue
-        assert not said.startswith("trained")
+        assert not words.startswith("trained")
         group = now.get(world.group_of[episode])
         state = group.members.get(episode) if group is not None else None
         if group is None or state is None or group.state == "dropped" or state == "dropped":
-            assert said.startswith("not trained, because "), (episode, told)
+            assert words.startswith("not trained, because "), (episode, story)
             assert fates
         elif group.state == "occupied" and state == "rewarded":
-            assert said.startswith(f"waiting in batch {group.buffer}, as number "), (said, told)
+            assert words.startswith(f"waiting in batch {group.buffer}, as number "), (words, story)
             assert not fates
         elif group.state == "reserved":
-            assert said.startswith("still running"), (said, told)
+            assert words.startswith("still running"), (words, story)
             assert not fates
 
 

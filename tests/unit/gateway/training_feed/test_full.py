@@ -1,4 +1,4 @@
-"""A ledger without a free slot says which batches are full of what."""
+"""The error of a ledger without a free slot names the batches and what fills them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_the_batches_their_groups_and_the_trainer_are_named() -> None:
     for member in ("a1", "a2"):
         rule.apply(Reward(member, 1.0))
     rule.apply(Finish("b1"))
-    said = no_slot(rule)
-    first, trainer, _ = said.split("; ", 2)
+    message = no_slot(rule)
+    first, trainer, _ = message.split("; ", 2)
     assert first == (
         "no slot is free within the staleness bound: batch 0 has 1 finished group and 1 unfinished group (2 open episodes),"
         " batch 1 has 2 unfinished groups (3 open episodes, 1 being graded)"
     )
     assert trainer == "no trainer has leased batch 0"
     for todo in ("close", "abandon", "gateway staleness", 'mode = "eval"'):
-        assert todo in said
+        assert todo in message
     rule.apply(Leased(0))
     assert "; a trainer has batch 0; " in no_slot(rule)

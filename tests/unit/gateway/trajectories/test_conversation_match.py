@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gateway.config.settings import ConfigError, Settings
 from gateway.episodes.conversations import chosen, ends, opening
 from gateway.store.episodes import RecordedReply, opened_by, opener
 from gateway.trajectories.conversation import tool_call_id
-from gateway.trajectories.lineage import lineages
-from headgate.types import Node
 
 USER = {"role": "user", "content": "hi"}
-SAID = {"role": "assistant", "content": "yes"}
+REPLY = {"role": "assistant", "content": "yes"}
 KEY = "sixteen letters!"
 
 
@@ -33,19 +30,19 @@ def reply(number: int, episode: str = "") -> RecordedReply:
 
 
 def test_a_match_ends_in_a_reply_and_the_longest_is_looked_for_first() -> None:
-    assert ends([USER, SAID, USER, SAID, USER]) == [4, 2]
+    assert ends([USER, REPLY, USER, REPLY, USER]) == [4, 2]
     assert ends([USER, USER]) == []
-    assert ends([USER, SAID]) == [2]
+    assert ends([USER, REPLY]) == [2]
 
 
-def test_a_task_is_what_was_said_before_the_first_reply() -> None:
-    assert opening([USER, USER, SAID, USER]) == [USER, USER]
+def test_a_task_is_the_messages_before_the_first_reply() -> None:
+    assert opening([USER, USER, REPLY, USER]) == [USER, USER]
     assert opening([USER]) == [USER]
-    assert opening([SAID, USER]) == []
+    assert opening([REPLY, USER]) == []
 
 
 def test_one_episode_is_meant_however_often_it_replied_so() -> None:
-    match = chosen([reply(1), reply(2, "ep-1")], [USER, SAID, USER], 2)
+    match = chosen([reply(1), reply(2, "ep-1")], [USER, REPLY, USER], 2)
     assert (match.episodes, match.notice) == ({"ep-1"}, "")
 
 
@@ -63,7 +60,7 @@ def test_ids_of_tool_calls_choose(second: int) -> None:
     assert chosen([reply(1), reply(2)], later, 2).notice == "ambiguous_conversation"
 
 
-def test_ids_that_nobody_gave_choose_nothing() -> None:
+def test_unknown_ids_choose_nothing() -> None:
     match = chosen([reply(1), reply(2)], [USER, calling("x"), result("x")], 2)
     assert (match.episodes, match.notice) == ({"ep-1", "ep-2"}, "ambiguous_conversation")
     assert chosen([reply(1)], [USER, calling("x"), result("x")], 2).notice == "", "one is one"
@@ -76,33 +73,6 @@ def test_who_opened_an_episode_is_stored_in_place_of_a_key() -> None:
     assert {len(value) for value in stored} == {64}
     assert {opener(value) for value in stored} == {request}
     assert opener("ab" * 32) == ""
-
-
-def node(index: int, parent: int, at: int, sampled: bool) -> Node:
-    ids = np.zeros(4, np.int32)
-    empty = np.empty(0, np.float32)
-    return Node(index, parent, at, sampled, ids, empty, np.empty(0, np.int32), np.empty(0, np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("tree", "expected"),
-    [
-        ([(-1, 0, False), (0, 4, True), (1, 4, False), (2, 4, True)], {1: 0, 3: 0}),
-        ([(-1, 0, False), (0, 4, True), (0, 4, True), (2, 4, True), (1, 4, True)], {1: 0, 2: 1, 3: 1, 4: 0}),
-        ([(-1, 0, False), (0, 4, True), (1, 2, False), (2, 4, True)], {1: 0, 3: 1}),
-        (
-            [(-1, 0, False), (0, 4, True), (1, 4, False), (2, 4, True), (2, 2, False), (4, 4, True)],
-            {1: 0, 3: 0, 5: 1},
-        ),
-        ([(-1, 0, False), (0, 4, True), (-1, 0, False), (2, 4, True)], {1: 0, 3: 1}),
-        ([(-1, 0, False)], {}),
-    ],
-    ids=["goes on", "samples", "cut short", "edited", "another", "nothing"],
-)
-def test_a_turn_goes_on_with_the_conversation_whose_last_turn_its_prompt_holds_whole(
-    tree: list[tuple[int, int, bool]], expected: dict[int, int]
-) -> None:
-    assert lineages([node(index, *where) for index, where in enumerate(tree)]) == expected
 
 
 def parsed(**agents: Any) -> Settings:

@@ -33,6 +33,7 @@ ROOT = (-1, 0, False, 4)
             [ROOT, (0, 4, True, 3), (1, 2, False, 2), (2, 2, True, 3)], {1: 0, 3: 1}, id="leaves the turn before its end"
         ),
         pytest.param([ROOT, (0, 4, True, 3), (0, 4, True, 5)], {1: 0, 2: 1}, id="two answers to one prompt"),
+        pytest.param([ROOT, (0, 4, True, 3), ROOT, (2, 4, True, 3)], {1: 0, 3: 1}, id="another prompt"),
         pytest.param(
             [ROOT, (0, 4, True, 3), (1, 3, False, 2), (2, 2, True, 3), (1, 3, False, 1), (4, 1, True, 3)],
             {1: 0, 3: 0, 5: 1},

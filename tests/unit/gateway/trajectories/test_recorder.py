@@ -20,7 +20,7 @@ from tests.harness.waiting import turns
 
 
 def recorder_of(renderer: Any) -> tuple[Recorder, AsyncMock]:
-    """A recorder that knows the new episode `e`, and the store's writer."""
+    """Return a recorder that knows the new episode `e`, and the store's writer."""
     database: Any = create_autospec(Database, instance=True)
     database.submit = AsyncMock()
     recorder = Recorder(database, renderer, "m")
@@ -37,7 +37,7 @@ def recorder_of(renderer: Any) -> tuple[Recorder, AsyncMock]:
         (["user", "system"], False),
     ],
 )
-async def test_the_template_is_asked_for_what_follows_the_recorded_tokens_alone(
+async def test_the_template_renders_only_what_follows_the_recorded_tokens(
     roles: list[str], system: bool
 ) -> None:
     renderer: Any = create_autospec(ChatRenderer, instance=True)
@@ -56,9 +56,9 @@ async def test_the_template_is_asked_for_what_follows_the_recorded_tokens_alone(
     new: list[Any] = [{"role": "user", "content": "go on"}]
     following = await recorder.prepare("e", [*messages, reply, *new], [])
     assert following.ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    (history, sampled_from, appended, tools), asked = renderer.bridge.call_args
+    (history, sampled_from, appended, tools), options = renderer.bridge.call_args
     assert (history.tolist(), sampled_from, appended, tools) == ([1, 2, 3, 4, 5], 3, new, [])
-    assert asked == {"system": system}
+    assert options == {"system": system}
     assert np.array_equal(prompt.ids, [1, 2, 3])
     renderer.render.assert_called_once()
 
@@ -133,7 +133,7 @@ async def test_a_turn_that_could_not_be_stored_is_in_no_tree() -> None:
     assert call["node"] == 1
 
 
-async def test_calls_that_load_an_episode_at_once_share_its_tree() -> None:
+async def test_calls_that_load_an_episode_concurrently_share_its_tree() -> None:
     recorder, submit = recorder_of(create_autospec(ChatRenderer, instance=True))
     recorder.forget("e")
     database: Any = recorder._database

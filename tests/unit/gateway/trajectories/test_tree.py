@@ -24,10 +24,8 @@ def array(ids: tuple[int, ...] | list[int]) -> np.ndarray:
 def hang(
     tree: TokenTree, place: TreePosition, ids: tuple[int, ...] | list[int], *, sampled: bool = False
 ) -> TreePosition:
-    """Adds ids after a place."""
-    node = Node(
-        *(len(tree.nodes), place.node, place.at, sampled, array(ids), NO_LOGPROBS, NO_IDS, NO_FLAGS),
-    )
+    """Add ids after a place."""
+    node = Node(*(len(tree.nodes), place.node, place.at, sampled, array(ids), NO_LOGPROBS, NO_IDS, NO_FLAGS))
     return tree.add(node)
 
 
@@ -93,12 +91,6 @@ def test_a_tree_read_back_from_its_nodes_finds_the_same_places() -> None:
     again = TokenTree(tree.nodes)
     for ids in ([1, 2, 3, 4, 5, 6], [1, 2, 7], [1, 2], [9], []):
         assert again.find(array(ids)) == tree.find(array(ids))
-
-
-def test_an_empty_tree_holds_nothing() -> None:
-    tree = TokenTree()
-    assert tree.find(array([1])) == START
-    assert tree.path(START).tolist() == []
 
 
 @pytest.mark.parametrize(("index", "parent", "at"), [(1, ROOT, 0), (0, 0, 0), (0, -2, 0)])

@@ -49,7 +49,7 @@ class World:
 
 
 def spans(turn: Turn) -> list[Span]:
-    """The span of every token."""
+    """Return the span of every token."""
     return [span for span in turn.spans for _ in range(span.count)]
 
 

@@ -1,4 +1,4 @@
-"""Adapters that are no good are refused before any engine hears of them, with the file or the tensor and what is wrong."""
+"""Bad adapters are refused before any engine loads them, with the file or the tensor and what is wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _flip(adapter: Path) -> None:
 
 
 def _header(adapter: Path, change: Callable[[dict[str, Any]], object], tail: bytes = b"") -> None:
-    """Changes the names and shapes of the tensors; the manifest agrees with what comes of it."""
+    """Change the names and shapes of the tensors; the manifest agrees with what comes of it."""
     file = adapter / "adapter_model.safetensors"
     data = file.read_bytes()
     begin = 8 + int.from_bytes(data[:8], "little")
@@ -65,25 +65,25 @@ def _config(adapter: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "words"),
     [
-        (_flip, "is not as the manifest says"),
+        (_flip, "differs from the manifest"),
         (lambda adapter: _header(adapter, lambda _: None, NAN), "not finite"),
         (lambda adapter: _config(adapter, target_modules=["q_proj", "o_proj"]), "o_proj.* is missing"),
-        (lambda adapter: _header(adapter, _renamed), "is no factor"),
+        (lambda adapter: _header(adapter, _renamed), "is not a factor"),
         (lambda adapter: _header(adapter, _reshaped), "has the shape"),
         (lambda adapter: _config(adapter, r=64), "rank is 64"),
-        (lambda adapter: _config(adapter, target_modules=["q_proj", "lm_head"]), "beside 'lm_head'"),
+        (lambda adapter: _config(adapter, target_modules=["q_proj", "lm_head"]), "no adapters of 'lm_head'"),
         (lambda adapter: _config(adapter, use_dora=True), "use_dora"),
     ],
     ids=["flipped", "nan", "missing", "extra", "misshapen", "rank", "head", "dora"],
 )
 def test_an_adapter_that_is_no_good_is_refused(
-    base: Path, adapter: Path, spoil: Callable[[Path], None], says: str
+    base: Path, adapter: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
     assert read_weights(adapter, 1, base, RANK).adapter.startswith("v1-")
     spoil(adapter)
-    with pytest.raises(Unprocessable, match=says):
+    with pytest.raises(Unprocessable, match=words):
         read_weights(adapter, 1, base, RANK)
 
 

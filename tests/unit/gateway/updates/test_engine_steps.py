@@ -1,4 +1,4 @@
-"""Steps of engines: what an engine is told, and in what order."""
+"""Steps of engines: the calls of an engine, and their order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import numpy as np
 import pytest
 
-from gateway.config import (
-    EngineSettings,
-    ModelSettings,
-    QueueSettings,
-    UpdateSettings,
-    WeightsSettings,
-)
+from gateway.config import EngineSettings, ModelSettings, QueueSettings, UpdateSettings, WeightsSettings
 from gateway.generation.call import Call
 from gateway.generation.peers import NoPeers, Peers
 from gateway.generation.pool import EnginePool
@@ -26,24 +20,20 @@ from gateway.generation.slot_placer import SlotPlacer
 from gateway.updates.distribution import Distribution
 from gateway.updates.engine_steps import EngineSteps
 from gateway.updates.weights_check import Weights
-from headgate.errors import (
-    EngineError,
-    NotComparable,
-    ProbeFailed,
-)
+from headgate.errors import EngineError, NotComparable, ProbeFailed
 from headgate.types import Probe, Sampling
 from scheduler.policies.proof import Holding
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 
 PROBE = Probe(((1, 2),), ((-0.5,),), ())
 
 
 class Engine:
-    """Notes what it is told. `scores` is its answer to a probe; a pause gives back what runs in `slot`."""
+    """Record its calls. `scores` is its response to a probe; a pause gives back what runs in `slot`."""
 
     def __init__(self) -> None:
         self.name = "e"
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.slot = Slot("e", "http://e")
         self.slot.attach(cast(Any, self))
         self.slot.hold()
@@ -55,28 +45,28 @@ class Engine:
         return self.frees
 
     async def pause(self, *, keep: bool = False) -> None:
-        self.told.append("pause")
+        self.calls.append("pause")
         self.slot.runs.clear()
 
     async def resume(self) -> None:
-        self.told.append("resume")
+        self.calls.append("resume")
 
     async def load(self, path: str) -> None:
-        self.told.append(path)
+        self.calls.append(path)
 
     async def label(self, version: int) -> None:
-        self.told.append(version)
+        self.calls.append(version)
 
     async def wake(self) -> None:
-        self.told.append("wake")
+        self.calls.append("wake")
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        self.told.append(list(request_ids))
+        self.calls.append(list(request_ids))
         for name in request_ids:
             del self.slot.runs[name]
 
     async def close(self) -> None:
-        self.told.append("close")
+        self.calls.append("close")
 
     async def prove(self, _version: int, _path: str, _adapter: str = "") -> list[Holding]:
         if isinstance(self.holdings, NotComparable):
@@ -90,7 +80,7 @@ class Engine:
 
 
 def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> EngineSteps:
-    """The steps of an engine that others have started."""
+    """Return the steps of an engine that others have started."""
     pool = EnginePool("demo", QueueSettings())
     pool.slots["e"] = engine.slot
     model = ModelSettings.model_validate({"path": "weights"})
@@ -109,10 +99,10 @@ def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> Eng
 
 
 async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings: Any) -> None:
-    """Does a step for version 3."""
+    """Do a step for version 3."""
     steps = steps_of(engine, peers, **settings)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
-    await steps.run(Do("e", step, 3))
+    await steps.run(StepCommand("e", step, 3))
 
 
 def test_a_version_that_an_engine_runs_is_never_forgotten() -> None:
@@ -143,17 +133,17 @@ async def test_an_engine_that_wakes_or_is_found_has_the_newest_weights_and_their
     engine = Engine()
     engine.frees = frees
     await do(step, engine, sleep=sleep)
-    assert engine.told == [first, "version-3", 3, "resume"]
+    assert engine.calls == [first, "version-3", 3, "resume"]
 
 
 async def test_a_request_that_arrives_after_the_pause_is_given_back_too() -> None:
     engine = Engine()
     await do("settle", engine)
-    assert engine.told == [], "nothing runs"
+    assert engine.calls == [], "nothing runs"
     call = Call("late", np.arange(3, dtype=np.int32), Sampling())
     engine.slot.runs["late"] = Run(call, engine.slot, "late", 0.0)
     await do("settle", engine)
-    assert engine.told == ["pause"]
+    assert engine.calls == ["pause"]
 
 
 async def test_requests_that_can_move_are_given_back_and_the_others_stay() -> None:
@@ -162,7 +152,7 @@ async def test_requests_that_can_move_are_given_back_and_the_others_stay() -> No
         call = Call(name, np.arange(3, dtype=np.int32), Sampling(seed=seed))
         engine.slot.runs[name] = Run(call, engine.slot, name, 0.0)
     await do("handback", engine)
-    assert engine.told == [["moves"]]
+    assert engine.calls == [["moves"]]
     assert list(engine.slot.runs) == ["stays"]
 
 
@@ -179,7 +169,7 @@ async def test_an_engine_that_computes_no_numbers_does_not_run_the_version(score
     assert failed.value.code == "probe_failed"
 
 
-async def test_an_engine_that_cannot_be_probed_is_not_said_to_run_other_weights() -> None:
+async def test_a_probe_that_cannot_run_is_not_a_failed_probe() -> None:
     engine = Engine()
     engine.scores = EngineError("it is away")
     with pytest.raises(EngineError, match="it is away") as failed:
@@ -187,7 +177,7 @@ async def test_an_engine_that_cannot_be_probed_is_not_said_to_run_other_weights(
     assert not isinstance(failed.value, ProbeFailed)
 
 
-async def test_an_engine_that_holds_other_bits_is_not_asked_for_log_probabilities() -> None:
+async def test_an_engine_that_fails_the_proof_is_not_probed() -> None:
     engine = Engine()
     engine.holdings = [Holding({"a": ["1"]}, {"a": "it holds other numbers"})]
     with pytest.raises(ProbeFailed, match="e does not hold version 3: tensor 'a': it holds other numbers"):
@@ -195,7 +185,7 @@ async def test_an_engine_that_holds_other_bits_is_not_asked_for_log_probabilitie
     assert engine.slot.proof == "failed"
 
 
-async def test_an_engine_without_means_to_compare_says_so_once_and_is_probed(
+async def test_an_engine_that_cannot_compare_is_logged_once_and_probed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = Engine()
@@ -203,7 +193,7 @@ async def test_an_engine_without_means_to_compare_says_so_once_and_is_probed(
     steps = steps_of(engine)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     for _ in range(2):
-        await steps.run(Do("e", "probe", 3))
+        await steps.run(StepCommand("e", "probe", 3))
     assert engine.slot.describe("demo")["proof"] == "none: e cannot compare"
     assert [
         record.message for record in caplog.records if "judged by its log-probabilities" in record.message
@@ -211,7 +201,7 @@ async def test_an_engine_without_means_to_compare_says_so_once_and_is_probed(
         "e: that it holds a version is judged by its log-probabilities, which cannot distinguish close versions: e cannot compare"
     ]
     engine.holdings = [Holding({"a": ["1"]}, {})]
-    await steps.run(Do("e", "probe", 3))
+    await steps.run(StepCommand("e", "probe", 3))
     assert engine.slot.proof == "proven"
 
 
@@ -234,7 +224,7 @@ async def test_other_processes_are_shown_an_engine_when_it_opens_and_when_it_is_
 
 
 @pytest.mark.parametrize(("step", "state"), [("hold", "held"), ("drain", "draining"), ("wake", "held")])
-async def test_the_placer_hears_that_an_engine_is_closed_before_the_engine_is_told_anything(
+async def test_the_placer_learns_of_a_closed_engine_before_the_engine_is_called(
     step: Step, state: str
 ) -> None:
     engine, heard, placer = Engine(), [], Mock(SlotPlacer)
@@ -242,8 +232,8 @@ async def test_the_placer_hears_that_an_engine_is_closed_before_the_engine_is_to
     engine.slot.mirror_state("open", "", 3, 0)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     steps._pool.set_placer(placer)
-    placer.changed.side_effect = lambda: heard.append((engine.slot.state, [*engine.told]))
-    await steps.run(Do("e", step, 3))
+    placer.changed.side_effect = lambda: heard.append((engine.slot.state, [*engine.calls]))
+    await steps.run(StepCommand("e", step, 3))
     assert heard[0] == (state, [])
 
 
@@ -251,4 +241,4 @@ async def test_an_engine_of_others_is_only_left() -> None:
     engine = Engine()
     await do("stop", engine)
     await do("stop", engine)
-    assert (engine.told, engine.slot.engine, engine.slot.restarts) == (["close"], None, 2)
+    assert (engine.calls, engine.slot.engine, engine.slot.restarts) == (["close"], None, 2)

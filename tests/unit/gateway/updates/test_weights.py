@@ -24,7 +24,7 @@ def version_one(tmp_path: Path) -> Path:
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes the manifest."""
+    """Change the manifest."""
     file = directory / "manifest.json"
     manifest = json.loads(file.read_text())
     change(manifest)
@@ -34,7 +34,7 @@ def edit(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def refusal(directory: Path, version: int = 1) -> Unprocessable:
     with pytest.raises(Unprocessable) as error:
         read_weights(directory, version)
-    assert str(directory) in error.value.message, "the message says where"
+    assert str(directory) in error.value.message, "the message names the folder"
     return error.value
 
 
@@ -50,30 +50,33 @@ def test_a_probe_may_be_missing(version_one: Path) -> None:
     assert read_weights(version_one, 1).probe is None
 
 
-def test_a_truncated_file_is_refused(version_one: Path) -> None:
-    with (version_one / "model.safetensors").open("r+b") as file:
+def truncate(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(7)
-    error = refusal(version_one)
-    assert error.code == "truncated_weights"
-    assert "model.safetensors: 7 bytes, the manifest says " in error.message
 
 
-def test_a_file_of_the_right_size_with_another_content_is_refused(version_one: Path) -> None:
-    file = version_one / "model.safetensors"
+def alter(folder: Path) -> None:
+    """Change the content of a file, and not its size."""
+    file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes().replace(b"one", b"two"))
-    assert refusal(version_one).code == "wrong_sha256"
 
 
-def test_a_small_file_is_checked_too(version_one: Path) -> None:
-    (version_one / "config.json").write_text("[]")
-    assert refusal(version_one).code == "wrong_sha256"
-
-
-def test_a_missing_file_is_refused(version_one: Path) -> None:
-    (version_one / "config.json").unlink()
+@pytest.mark.parametrize(
+    ("spoil", "code", "words"),
+    [
+        (truncate, "truncated_weights", "model.safetensors: 7 bytes, the manifest says "),
+        (alter, "wrong_sha256", "model.safetensors"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "wrong_sha256", "config.json"),
+        (lambda folder: (folder / "config.json").unlink(), "truncated_weights", "config.json"),
+    ],
+    ids=["truncated", "altered", "small", "missing"],
+)
+def test_a_file_that_is_not_the_manifests_is_refused(
+    version_one: Path, spoil: Callable[[Path], object], code: str, words: str
+) -> None:
+    spoil(version_one)
     error = refusal(version_one)
-    assert error.code == "truncated_weights"
-    assert "config.json" in error.message
+    assert error.code == code and words in error.message
 
 
 def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
@@ -123,8 +126,7 @@ def test_a_file_outside_the_directory_is_refused(version_one: Path, name: str) -
 
 
 @pytest.mark.parametrize(
-    "probe",
-    [7, [1], {"sequences": []}, {**PROBE, "new_logprobs": [[]]}, {**PROBE, "sequences": [["x", 1]]}],
+    "probe", [7, [1], {"sequences": []}, {**PROBE, "new_logprobs": [[]]}, {**PROBE, "sequences": [["x", 1]]}]
 )
 def test_a_bad_probe_is_refused(version_one: Path, probe: Any) -> None:
     edit(version_one, lambda m: m.update(probe=probe))

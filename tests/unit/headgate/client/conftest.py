@@ -1,4 +1,4 @@
-"""An admin API of its own, behind a real socket, that a test can tell how to answer."""
+"""An admin API of its own, behind a real socket, whose responses a test sets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class FakeGateway:
         return StreamingResponse(stream(), media_type="text/event-stream")
 
     def close(self, episode_id: str, reason: str) -> None:
-        """Closes an episode without its driver."""
+        """Close an episode without its driver."""
         self.closed[episode_id] = reason
         self.closings.put_nowait(episode_id)
 

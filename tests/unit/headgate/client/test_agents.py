@@ -1,4 +1,4 @@
-"""Agents as processes and functions: how they are asked, how they answer, how they die."""
+"""Agents as processes and functions: how they get tasks, return rewards and die."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from headgate.client.agents import (
     read_tasks,
 )
 from headgate.client.foreign import Exited
+from tests.harness.pids import alive
 from tests.harness.waiting import LONG_S, TimeLimits, until
 
 TASK = Task("t1", {"task_id": "t1", "question": "6 * 7"})
@@ -36,16 +37,8 @@ async def run(agent: CommandAgent) -> Reward | None:
     return await agent(TASK, "http://gateway/v1", "key-1")
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
 async def dead(pid: int) -> bool:
-    """A killed process is gone soon, not at once."""
+    """Wait for the end of a killed process, which is soon but not immediate."""
     await until(lambda: not alive(pid), "the process is gone")
     return True
 
@@ -145,7 +138,7 @@ async def test_agents_are_loaded_by_file_and_by_module(
         ("print('x' * 300000); print(0.5)", Reward(0.5)),
     ],
 )
-async def test_a_command_says_its_reward(code: str, reward: Reward | None) -> None:
+async def test_a_command_prints_its_reward(code: str, reward: Reward | None) -> None:
     assert await run(command(code)) == reward
 
 
@@ -176,7 +169,7 @@ def test_an_exit_status_cannot_be_a_reward_that_graders_compute() -> None:
         CommandAgent(["true"], grade=True, exit_code_reward=True)
 
 
-async def test_what_a_graded_command_says_is_no_reward_and_only_success_is_graded() -> None:
+async def test_the_output_of_a_graded_command_is_not_a_reward_and_only_success_is_graded() -> None:
     def graded(code: str) -> CommandAgent:
         return CommandAgent([sys.executable, "-c", code], LONG_S, grade=True)
 
@@ -202,9 +195,7 @@ async def test_a_command_finds_its_task_in_the_environment() -> None:
         ("print(1); import os; os.kill(os.getpid(), 9)", "with -9$"),
         ("raise ValueError('boom')", r"(?s)with 1.*ValueError: boom"),
         ("print(0.5); raise SystemExit(1)", "with 1"),
-        ("print('NaN')", "finite"),
         ("print('nan')", "finite"),
-        ("print('-inf')", "finite"),
         ("print('1e999')", "finite"),
         ("print('0.5 points')", "stated no reward: its last line is '0.5 points'"),
         ("print(0); print('true')", "its last line is 'true'"),
@@ -212,7 +203,6 @@ async def test_a_command_finds_its_task_in_the_environment() -> None:
         ("print('done')", "stated no reward: its last line is 'done'.*--exit-code-reward"),
         ("pass", "it printed nothing.*--exit-code-reward$"),
         ('print(\'{"reward": "high"}\')', "not 'high'"),
-        ("print('{\"reward\": true}')", "not True"),
     ],
 )
 async def test_a_command_crashes(code: str, words: str) -> None:
@@ -278,8 +268,6 @@ for line in sys.stdin:
     if do == "babble": print("hello", flush=True); continue
     if do == "grade": print('{"reward": null}', flush=True); continue
     if do == "nan": print('{"reward": NaN}', flush=True); continue
-    if do == "true": print('{"reward": true}', flush=True); continue
-    if do == "text": print('{"reward": "0.5"}', flush=True); continue
     if do == "error": print('{"error": "no idea"}', flush=True); continue
     print(json.dumps({"reward": os.getpid(), "components": {"key": len(ask["api_key"])}}), flush=True)
 """
@@ -320,9 +308,7 @@ async def test_a_worker_that_fails_is_replaced(worker: WorkerAgent, do: str, wor
     assert (await ask(worker)).reward != first.reward
 
 
-@pytest.mark.parametrize(
-    ("do", "words"), [("nan", "finite"), ("true", "not True"), ("text", "not '0.5'"), ("error", "no idea")]
-)
+@pytest.mark.parametrize(("do", "words"), [("nan", "finite"), ("error", "no idea")])
 async def test_a_worker_survives_its_own_errors(worker: WorkerAgent, do: str, words: str) -> None:
     first = await ask(worker)
     with pytest.raises(AgentCrashed, match=words):

@@ -1,4 +1,4 @@
-"""A command that asks a gateway says what it waits for."""
+"""A command that sends a request to a gateway reports what it waits for."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.harness.waiting import within
 
 
 def test_a_gateway_that_takes_long_to_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = asyncio.Event()
+    reported = asyncio.Event()
     texts: list[str] = []
 
     def echo(text: str, err: bool = False) -> None:
         texts.append(text)
-        said.set()
+        reported.set()
 
     async def slow(_client: GatewayClient) -> dict[str, Any]:
         async with within("the wait is reported", 60.0):
-            await said.wait()
+            await reported.wait()
         return {}
 
     monkeypatch.setattr(typer, "echo", echo)

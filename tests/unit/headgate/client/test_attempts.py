@@ -12,19 +12,8 @@ import pytest
 from rich.console import Console
 
 from gateway.cli.progress import CANCELLED, EpisodeProgress
-from headgate.client import (
-    EpisodeOutcome,
-    EpisodeRunner,
-    GatewayClient,
-    RunStopped,
-    driver,
-    foreign,
-)
-from headgate.client.agents import (
-    AgentCrashed,
-    FunctionAgent,
-    Task,
-)
+from headgate.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStopped, driver, foreign
+from headgate.client.agents import AgentCrashed, FunctionAgent, Task
 from headgate.client.foreign import Exited, RanIntoCancel
 from tests.harness.waiting import result_of, turns, within
 from tests.unit.headgate.client.conftest import FakeGateway
@@ -34,7 +23,7 @@ TASKS = [Task(f"t{i}", {"task_id": f"t{i}"}) for i in range(5)]
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash is followed by the next attempt at once."""
+    """Start the next attempt immediately after a crash."""
     monkeypatch.setattr(driver, "pause_s", lambda failures, jitter: 0.0)
 
 

@@ -16,14 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from headgate.client import (
-    EpisodeOutcome,
-    EpisodeRunner,
-    GatewayRefused,
-    GatewayUnreachable,
-    opening,
-    retry,
-)
+from headgate.client import EpisodeOutcome, EpisodeRunner, GatewayRefused, GatewayUnreachable, opening, retry
 from headgate.client.admin import GatewayClient
 from headgate.client.agents import FunctionAgent, Task
 from headgate.client.order import Passes
@@ -47,7 +40,7 @@ async def hang(task: dict[str, Any], base_url: str, api_key: str) -> float:
 
 
 def failing(times: int) -> Callable[[dict[str, Any], str, str], Any]:
-    """Crashes so often in every episode, then answers 1.0."""
+    """Return an agent that crashes `times` times in every episode, then earns 1.0."""
     calls: Counter[str] = Counter()
 
     async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
@@ -106,6 +99,8 @@ async def test_the_command_line_names_the_model(gateway: FakeGateway, tmp_path: 
         gateway.url,
         "--agent",
         f"{__name__}:value",
+        "--group-size",
+        "1",
     ]
     argv = ["episodes", "run", *map(str, options)]
     done = await asyncio.to_thread(CliRunner().invoke, app, argv)
@@ -176,13 +171,6 @@ async def test_an_agent_that_keeps_crashing_is_abandoned_and_the_others_go_on(
     assert set(gateway.rewards) == {"e3"}
 
 
-async def test_comes_again_while_there_is_no_slot(gateway: FakeGateway, client: GatewayClient) -> None:
-    gateway.refusals.extend([(429, 0.05), (503, 0.05), (429, 0.05)])
-    (outcome,) = await EpisodeRunner(client, FunctionAgent(value)).run(TASKS[:1])
-    assert outcome.error is None
-    assert gateway.requests["open"] == 4
-
-
 async def test_another_refusal_is_the_outcome(gateway: FakeGateway, client: GatewayClient) -> None:
     gateway.refusals.append((409, 0.0))
     outcomes = await EpisodeRunner(client, FunctionAgent(value), concurrency=1).run(TASKS[:2])
@@ -193,10 +181,10 @@ async def test_a_refused_reward_is_the_outcome(gateway: FakeGateway, client: Gat
     gateway.reward_status = 409
     (outcome,) = await EpisodeRunner(client, FunctionAgent(value)).run(TASKS[:1])
     assert (outcome.reward, outcome.error) == (None, "reward: 409: refused")
-    assert gateway.abandoned == {"e1": "no_reward"}, "its slot would be held until the deadline"
+    assert gateway.abandoned == {"e1": "reward_refused"}, "its slot would be held until the deadline"
 
 
-async def test_a_run_ends_at_once_where_no_gateway_answers() -> None:
+async def test_a_run_ends_immediately_where_no_gateway_answers() -> None:
     async with GatewayClient("http://127.0.0.1:9") as client:
         with pytest.raises(
             GatewayUnreachable, match=r"no gateway answers at http://127\.0\.0\.1:9 .*: start one"
@@ -249,10 +237,10 @@ async def test_runs_until_it_is_stopped_and_finishes_its_groups(
 async def test_an_order_hears_of_whole_groups_whether_their_rewards_differ(
     gateway: FakeGateway, client: GatewayClient
 ) -> None:
-    """Of t0 all members earn the same, of t1 not, and of t2 one alone earns anything: nothing can be said of it."""
+    """Of t0 all members earn the same, of t1 not, and of t2 one alone earns anything: nothing is known of it."""
     stop, heard = asyncio.Event(), []
 
-    class Told(Passes):
+    class Recording(Passes):
         def ended(self, task_id: str, teaches: bool | None) -> None:
             heard.append((task_id, teaches))
             if len(heard) >= 6:
@@ -267,7 +255,7 @@ async def test_an_order_hears_of_whole_groups_whether_their_rewards_differ(
             raise RuntimeError("no such tool")
         return float(started[name] if name == "t1" else 1)
 
-    order, tasks = Told(TASKS[:3], 1), TASKS[:3]
+    order, tasks = Recording(TASKS[:3], 1), TASKS[:3]
     runner = EpisodeRunner(
         client, FunctionAgent(solve), group_size=3, concurrency=1, retries=0, max_failures=1.0, order=order
     )
@@ -288,26 +276,26 @@ async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: Gatewa
         await running
 
 
-@pytest.mark.parametrize("told", ["before the stop", "after the stop"])
+@pytest.mark.parametrize("refused", ["before the stop", "after the stop"])
 async def test_a_stop_wakes_a_member_that_was_sent_away(
-    gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch, told: str
+    gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """Its group was begun by another meanwhile, and a group that is half begun would hold its slot for long."""
+    """Another member has begun its group in the meantime, and a group that is half begun would hold its slot for long."""
     monkeypatch.setattr(opening, "STOP_GRACE_S", LONG_S)
     gateway.refusals.append((429, 3600.0))
     stop, sent_away = asyncio.Event(), asyncio.Event()
     open_episode = client.open_episode
 
-    async def open_and_tell(*args: Any, **options: Any) -> EpisodeOpened:
+    async def open_and_report(*args: Any, **options: Any) -> EpisodeOpened:
         try:
             return await open_episode(*args, **options)
         except GatewayRefused:
             sent_away.set()
-            if told == "after the stop":
+            if refused == "after the stop":
                 await stop.wait()
             raise
 
-    monkeypatch.setattr(client, "open_episode", open_and_tell)
+    monkeypatch.setattr(client, "open_episode", open_and_report)
     runner = EpisodeRunner(client, FunctionAgent(value), group_size=2, concurrency=2)
     running = asyncio.create_task(runner.run_forever(TASKS[:1], stop), name="runner")
     await until(lambda: len(gateway.opened) >= 1, "an episode was opened")
@@ -358,7 +346,16 @@ async def test_ctrl_c_gives_open_episodes_up_and_prints_the_summary(
     tasks, log = tmp_path / "tasks.jsonl", tmp_path / "driver.log"
     tasks.write_text('{"task_id": "t0"}\n{"task_id": "t1"}\n')
     argv = [sys.executable, "-m", "gateway.cli", "episodes", "run", "--tasks", str(tasks), *options]
-    argv += ["--gateway", gateway.url, "--concurrency", "2", "--agent", f"{__name__}:hang"]
+    argv += [
+        "--gateway",
+        gateway.url,
+        "--group-size",
+        "1",
+        "--concurrency",
+        "2",
+        "--agent",
+        f"{__name__}:hang",
+    ]
     process = await LocalProcess.start("driver", argv, log)
     try:
         await until(lambda: len(gateway.opened) == 2, "two episodes are open")
@@ -367,6 +364,6 @@ async def test_ctrl_c_gives_open_episodes_up_and_prints_the_summary(
     finally:
         await process.stop(0.0)
     assert gateway.abandoned == {"e1": "interrupted", "e2": "interrupted"}
-    said = log.read_text()
-    assert "press ctrl-c again to end at once" in said
-    assert json.loads(said.splitlines()[-1])["interrupted"] is True
+    printed = log.read_text()
+    assert "press ctrl-c again to end immediately" in printed
+    assert json.loads(printed.splitlines()[-1])["interrupted"] is True

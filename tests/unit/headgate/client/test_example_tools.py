@@ -91,9 +91,9 @@ async def test_an_episode(model: Model, replies: list[Any], reward: float, answe
     agent, task = load_agent(f"{TOOLS / 'agent.py'}:solve"), read_tasks(TOOLS / "tasks.jsonl")[0]
     assert (await agent(task, model.url, "key-1")).reward == reward
     assert not model.replies
-    told = [m["content"] for m in model.requests[-1]["messages"] if m["role"] == "tool"]
-    assert len(told) == len(answers)
-    assert all(t.startswith(a) for t, a in zip(told, answers, strict=True))
+    results = [m["content"] for m in model.requests[-1]["messages"] if m["role"] == "tool"]
+    assert len(results) == len(answers)
+    assert all(t.startswith(a) for t, a in zip(results, answers, strict=True))
 
 
 def test_the_totals_are_right() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def test_no_order_is_in_both_splits_and_the_teacher_sees_none_that_is_held_out()
     assert not held_out & seen
 
 
-def test_a_total_is_the_sum_of_the_prices_that_the_tool_tells() -> None:
+def test_a_total_is_the_sum_of_the_tools_prices() -> None:
     for task in itertools.islice(tasks.tasks("heldout", 3), 100):
         order = task["question"].splitlines()[1:]
         assert tasks.FEWEST <= len(order) == len(set(order)) <= tasks.MOST
@@ -51,17 +50,6 @@ def test_the_last_number_is_the_answer(answer: str, reward: float) -> None:
     assert tasks.score({"total": 12}, answer) == reward
 
 
-def test_the_teacher_is_as_careless_as_it_says() -> None:
-    rng, order = random.Random(1), ["milk", "rice", "salt", "soap"]
-    asked = [teacher.asked_by(order, rng) for _ in range(4000)]
-    whole = sum(items == order for items in asked) / len(asked)
-    enough = sum(len(items) == 2 for items in asked) / len(asked)
-    careful = (1 - teacher.IMPATIENCE) * (1 - teacher.FORGETFULNESS) ** 3
-    assert whole == pytest.approx(careful, abs=0.03)
-    assert enough == pytest.approx(teacher.IMPATIENCE, abs=0.03)
-    assert all(items[0] == "milk" and len(items) in (2, 4) for items in asked)
-
-
 @pytest.mark.parametrize("job", [SUMS, SHOP, LAKE], ids=lambda job: job.package)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_run_has_its_own_folder_port_and_seed(job: Job, frozen: bool, tmp_path: Path) -> None:
@@ -80,7 +68,7 @@ def test_a_run_has_its_own_folder_port_and_seed(job: Job, frozen: bool, tmp_path
     assert gateway.count(str(tmp_path)) == 4
 
 
-def test_a_summary_has_the_means_of_what_the_agent_said_beside_its_rewards() -> None:
+def test_a_summary_has_the_means_of_the_components() -> None:
     outcomes = [{"components": {"tool_calls": 2.0}}, {"components": {"tool_calls": 3.0}}, {"components": {}}]
     assert components({"outcomes": outcomes}, "before") == {"tool_calls_before": 2.5}
     assert components({"outcomes": [{"components": {}}]}, "after") == {}

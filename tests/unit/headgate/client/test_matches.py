@@ -9,18 +9,9 @@ from typing import Any
 import pytest
 
 from headgate.client.admin import GatewayClient
-from headgate.client.agents import (
-    AgentCrashed,
-    Reward,
-    Task,
-)
+from headgate.client.agents import AgentCrashed, Reward, Task
 from headgate.client.kept_order import KeptOrder
-from headgate.client.matches import (
-    Matches,
-    MatchMaker,
-    Player,
-    parse_players,
-)
+from headgate.client.matches import Matches, MatchMaker, Player, parse_players
 from headgate.client.order import Passes, TaskOrder
 from headgate.client.outcomes import EpisodeOutcome
 from tests.harness.waiting import result_of, until
@@ -102,11 +93,11 @@ async def test_one_who_is_alone_leaves_and_one_who_leaves_ends_the_match() -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [("a=x", "NAME=MODEL,NAME=MODEL"), ("a=x,a=y", "each name once"), ("a=x,b=x", "a model of its own")],
 )
-def test_players_that_make_no_match_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_players_that_make_no_match_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         parse_players(text)
     assert parse_players("first = red, second=blue") == {"first": "red", "second": "blue"}
 

@@ -1,15 +1,11 @@
-"""Answers that do not come from a gateway."""
+"""Responses of other servers than a gateway."""
 
 from __future__ import annotations
 
 import httpx
 import pytest
 
-from headgate.client.refusal import (
-    NotAGateway,
-    answered,
-    refusal,
-)
+from headgate.client.refusal import NotAGateway, answered, refusal
 
 SENTENCE = "http://host/ is not a headgate gateway: it answered {} with text/html"
 

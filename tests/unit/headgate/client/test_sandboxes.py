@@ -11,22 +11,14 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from headgate.client.sandboxes import sandbox_of
-from headgate.client.sandboxes.base import (
-    MIB,
-    Contained,
-    Limits,
-)
-from headgate.client.sandboxes.usage import (
-    Process,
-    excess,
-    tree,
-)
+from headgate.client.sandboxes.base import MIB, Contained, Limits
+from headgate.client.sandboxes.usage import Process, excess, tree
 
 LIMITS = Limits(memory_mib=100, cpu_s=10, disk_mib=7, processes=5)
 AGENT = Contained("headgate-1", ["agent", "--fast"], ("OPENAI_API_KEY", "HEADGATE_TASK"), Path("/door"))
 
 
-def test_docker_is_told_every_limit_and_no_value_of_a_key(tmp_path: Path) -> None:
+def test_docker_gets_every_limit_and_no_value_of_a_key(tmp_path: Path) -> None:
     docker = sandbox_of("docker:registry/agent:1.2", LIMITS, [tmp_path])
     argv = docker.command(AGENT)
     assert argv[:2] == ["docker", "run"]
@@ -57,37 +49,37 @@ def test_docker_is_told_every_limit_and_no_value_of_a_key(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("sandbox", "said"),
+    ("sandbox", "words"),
     [
         ("bwrap", "there is no bwrap in PATH: install the package bubblewrap"),
         ("docker:image", "there is no docker in PATH"),
     ],
 )
-def test_where_it_is_missing_no_episode_is_opened_and_one_error_says_so(
-    sandbox: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_sandbox_is_one_error_before_any_episode(
+    sandbox: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "tasks.jsonl").write_text('{"task_id": "t"}\n')
     argv = ["episodes", "run", "--tasks", str(tmp_path / "tasks.jsonl"), "--gateway", "http://127.0.0.1:9"]
     result = CliRunner().invoke(app, [*argv, "--sandbox", sandbox, "--", sys.executable, "-V"])
     assert result.exit_code == 1
-    assert said in result.stderr
+    assert words in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
         (["--sandbox", "podman"], "a sandbox is bwrap or docker:IMAGE"),
         (["--sandbox", "bwrap", "--worker"], "a command that is run once per episode"),
         (["--sandbox", "bwrap", "--sandbox-read", "/nowhere"], "there is no /nowhere"),
     ],
 )
-def test_what_cannot_be_contained_is_refused(options: list[str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_contained_is_refused(options: list[str], words: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"task_id": "t"}\n')
     argv = ["episodes", "run", "--tasks", str(tmp_path / "tasks.jsonl"), *options, "--", "true"]
     result = CliRunner().invoke(app, argv, env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"})
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert words in result.stderr
 
 
 def test_usage_is_that_of_all_descendants_together() -> None:

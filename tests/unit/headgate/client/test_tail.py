@@ -31,7 +31,7 @@ class Stream:
             raise self.error
 
 
-AWAY = httpx.ConnectError("nobody there")
+AWAY = httpx.ConnectError("no server")
 STOPPING = GatewayRefused(503, "being stopped", "stopping", 1.0)
 OVER = GatewayRefused(401, "no such key", "invalid_admin_key", None)
 
@@ -39,7 +39,7 @@ OVER = GatewayRefused(401, "no such key", "invalid_admin_key", None)
 async def watched(
     streams: list[Stream], *, follow: bool = True
 ) -> tuple[list[int], list[int | None], Exception | None]:
-    """The ids that are shown, the places at which streams are asked for, and the error that ends it."""
+    """Return the ids that are shown, the places at which streams are opened, and the error that ends it."""
     shown: list[int] = []
     places: list[int | None] = []
     coming: Iterator[Stream] = iter(streams)
@@ -56,7 +56,7 @@ async def watched(
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "_AGAIN_S", (0.0,))
 
 
@@ -67,8 +67,8 @@ async def test_it_goes_on_after_the_last_id_whatever_ended_the_stream(
         Stream(1, 2), Stream(error=AWAY), Stream(error=STOPPING), Stream(place=7), Stream(8, error=AWAY), Stream(error=OVER),
     ]  # fmt: skip
     assert await watched(streams) == ([1, 2, 8], [None, 2, 2, 2, 7, 8], OVER)
-    said = capsys.readouterr().err.splitlines()
-    assert [line.rpartition("after event ")[2].split()[0] for line in said] == ["2", "7", "8"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition("after event ")[2].split()[0] for line in lines] == ["2", "7", "8"]
 
 
 @pytest.mark.parametrize("error", [AWAY, STOPPING, OVER])
@@ -86,7 +86,7 @@ def test_a_line_has_the_facts_and_nothing_that_a_terminal_obeys() -> None:
         "id": 7, "at": 0.0, "kind": "episode.closed", "model": "m", "group": "\x1b[2J", "episode": "e",
         "data": {"reward": 1 / 3, "reason": "a\nb", "components": {"x\x9b": 1}, "long": "x" * 1_000},
     }  # fmt: skip
-    line = tail.line_of(event, coloured=False)
+    line = tail.line_of(event, colored=False)
     assert line.isprintable() and len(line) < 500
     for fact in (
         "      7  ",
@@ -97,9 +97,9 @@ def test_a_line_has_the_facts_and_nothing_that_a_terminal_obeys() -> None:
         '"x\\u009b": 1',
     ):
         assert fact in line, fact
-    assert "\x1b[36mepisode.closed" in tail.line_of({**event, "group": "g"}, coloured=True)
+    assert "\x1b[36mepisode.closed" in tail.line_of({**event, "group": "g"}, colored=True)
 
 
 def test_a_gap_is_a_line_too() -> None:
     gap = {"id": 15, "kind": "gap", "data": {"why": "forgotten", "from": 4, "to": 15}}
-    assert "why=forgotten from=4 to=15" in tail.line_of(gap, coloured=False)
+    assert "why=forgotten from=4 to=15" in tail.line_of(gap, colored=False)

@@ -12,6 +12,7 @@ import pytest
 
 from headgate.processes.child import LocalProcess
 from headgate.processes.errors import ChildDied
+from tests.harness.pids import alive
 from tests.harness.waiting import LONG_S, result_of, turns, until
 
 Start = Callable[[str], Awaitable[LocalProcess]]
@@ -45,22 +46,15 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         await child.stop(grace_s=0.1)
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def written(path: Path) -> Callable[[], bool]:
     return lambda: path.exists() and bool(path.read_text())
 
 
 async def check_dies_with_parent(code: str, path: Path) -> None:
-    """Kills a program once its child has written its number into the file, and waits until the child is gone."""
+    """Kill a program once its child has written its process id into the file, and wait until the child is dead."""
     root = Path(__file__).parents[4]
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root)
-    await until(written(path), "it has said its number")
+    await until(written(path), "it has written its process id")
     parent.kill()
     await parent.wait()
     await until(lambda: not alive(int(path.read_text())), "it is gone")
@@ -86,7 +80,7 @@ async def test_what_it_is_given_takes_the_place_of_what_it_would_inherit(
     """A secret of the parent's environment is not inherited, stdin is closed, and output need not be valid text."""
     monkeypatch.setenv("HEADGATE_SECRET", "a key")
     ours, (read, write) = os.dup(0), os.pipe()
-    os.write(write, b"what the parent is told")
+    os.write(write, b"the parent's input")
     os.close(write)
     os.dup2(read, 0)
     code = (
@@ -119,7 +113,7 @@ async def test_a_child_that_dies_early_quotes_its_last_lines(start: Start) -> No
         await child.ready(never, timeout_s=LONG_S)
 
 
-async def test_a_dead_child_is_not_ready_though_somebody_answers(start: Start) -> None:
+async def test_a_dead_child_is_not_ready_although_the_check_holds(start: Start) -> None:
     child = await start("raise SystemExit(3)")
     await child.wait()
 
@@ -144,7 +138,7 @@ async def test_a_child_that_is_never_ready_is_named(start: Start, hangs: bool) -
 async def test_stop_ends_the_child_and_its_children(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     child = await start(FORKS.format(path=str(path)))
-    await until(written(path), "it has said its number")
+    await until(written(path), "it has written its process id")
     await child.stop()
     assert child.returncode == -15
     await until(lambda: not alive(int(path.read_text())), "it is gone")
@@ -158,7 +152,7 @@ async def test_stop_kills_a_child_that_does_not_listen(start: Start) -> None:
     assert child.returncode == -9
 
 
-async def test_a_stop_that_is_cancelled_kills_at_once(start: Start) -> None:
+async def test_a_stop_that_is_cancelled_kills_immediately(start: Start) -> None:
     child = await start(STUBBORN)
     await until(lambda: "deaf" in child.tail(), "it does not hear any more")
     stopping = asyncio.create_task(child.stop(grace_s=60), name="stop")
@@ -172,7 +166,7 @@ async def test_a_stop_that_is_cancelled_kills_at_once(start: Start) -> None:
 async def test_kill_reaches_the_whole_group(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     child = await start(FORKS.format(path=str(path)))
-    await until(written(path), "it has said its number")
+    await until(written(path), "it has written its process id")
     child.kill()
     assert await child.wait() == -9
     await until(lambda: not alive(int(path.read_text())), "it is gone")
@@ -182,7 +176,7 @@ async def test_kill_reaches_the_whole_group(start: Start, tmp_path: Path) -> Non
     "started", ["LocalProcess.start('child', argv, None)", "start_worker(argv, *3 * [PIPE])"]
 )
 async def test_a_child_dies_with_its_parent(started: str, tmp_path: Path) -> None:
-    """A child that is asked in lines dies too, even if it does not read."""
+    """A worker that reads lines dies too, even if it does not read."""
     path = tmp_path / "pid"
     code = f"""
 import asyncio, os, pathlib, sys
@@ -200,7 +194,7 @@ asyncio.run(main())
 
 
 async def test_a_child_dies_with_a_parent_that_is_killed_while_it_starts(tmp_path: Path) -> None:
-    """The kernel tells only a child that has asked; this one asks when its parent is gone."""
+    """The kernel signals only a child that has requested it; this one does so when its parent is dead."""
     path = tmp_path / "pid"
     code = f"""
 import os, subprocess, sys

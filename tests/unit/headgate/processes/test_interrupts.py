@@ -51,8 +51,8 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_the_first_signal_ends_the_work_in_order(number: Signals) -> None:
     with program() as process:
         process.send_signal(number)
-        said, _ = process.communicate(timeout=60)
-    assert said.splitlines() == ["ending; press ctrl-c again to end at once", "ended", "summary"]
+        output, _ = process.communicate(timeout=60)
+    assert output.splitlines() == ["ending; press ctrl-c again to end immediately", "ended", "summary"]
     assert process.returncode == 0
 
 

@@ -10,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.processes.lock import (
-    Held,
-    holder,
-    lock,
-)
+from headgate.processes.lock import LockHeld, holder, lock
 
 HOLDER = """
 import sys
@@ -34,7 +30,7 @@ def test_the_second_is_refused_with_the_process_that_holds_it_and_death_frees_it
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        with pytest.raises(Held) as error, lock(path):
+        with pytest.raises(LockHeld) as error, lock(path):
             pass
         assert error.value.process == holder(path) == str(child.pid)
     finally:

@@ -13,9 +13,7 @@ from headgate.processes.ports import free_port, url_of
     ("host", "family"),
     [("127.0.0.1", socket.AF_INET), ("127.0.0.2", socket.AF_INET), ("::1", socket.AF_INET6)],
 )
-def test_a_server_can_have_a_free_port_and_whoever_looks_for_one_finds_it_taken(
-    host: str, family: socket.AddressFamily
-) -> None:
+def test_a_free_port_is_for_a_server_and_for_no_other_search(host: str, family: socket.AddressFamily) -> None:
     """Two processes that look at the same moment must not find the same one."""
     ports = [free_port(host) for _ in range(20)]
     assert len(set(ports)) == len(ports)

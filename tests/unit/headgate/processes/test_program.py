@@ -1,4 +1,4 @@
-"""An error that nobody foresaw ends a program in one paragraph, and its traceback is not lost."""
+"""An unexpected error ends a program with one paragraph, and its traceback is not lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, app: Callable[[], object], *argv: str) -> int:
-    """Runs a program with these arguments, and answers its exit status."""
+    """Run a program with these arguments, and return its exit status."""
     monkeypatch.setattr(sys, "argv", ["trainer", *argv])
     with pytest.raises(SystemExit) as end:
         run("trainer", app)
@@ -30,9 +30,11 @@ def test_the_paragraph_names_the_error_its_place_and_where_the_traceback_is(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     assert ended(monkeypatch, failing, "run") == 1
-    (said,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"^trainer .*KeyError: 'a\\nb' \(headgate/processes/test_program\.py, line \d+\)", said)
-    found = re.search(r"The traceback is in (\S+);", said)
+    (paragraph,) = capsys.readouterr().err.splitlines()
+    assert re.search(
+        r"^trainer .*KeyError: 'a\\nb' \(headgate/processes/test_program\.py, line \d+\)", paragraph
+    )
+    found = re.search(r"The traceback is in (\S+);", paragraph)
     assert found is not None
     traced = Path(found[1])
     assert "Traceback" in traced.read_text() and "in failing" in traced.read_text()

@@ -110,9 +110,9 @@ def test_what_is_no_delta_of_the_files_is_refused(tmp_path: Path) -> None:
     small, _ = folders(tmp_path / "small", {"a": torch.zeros(3)}, {"a": torch.zeros(3)})
     other, _ = folders(tmp_path / "other", {"b": torch.zeros(9)}, {"b": torch.zeros(9)})
     for folder in (small, other):
-        with pytest.raises(Malformed, match="is no delta of"):
+        with pytest.raises(Malformed, match="is not a delta of"):
             delta.apply(tmp_path / "delta", folder)
     for content in (b"", b"PK\3\4", np.array([1, 2]).tobytes()):
         (tmp_path / "delta").write_bytes(content)
-        with pytest.raises(Malformed, match="is no delta of"):
+        with pytest.raises(Malformed, match="is not a delta of"):
             delta.apply(tmp_path / "delta", old)

@@ -25,7 +25,7 @@ def test_every_mirror_fetches_once_from_one_that_has_it(
         assert source in has
         assert sources[-1] == "root"
         busy[source] += 1
-        assert busy[source] <= width, "a source serves so many at once"
+        assert busy[source] <= width, "a source serves at most `width` concurrently"
         await turns(random.randrange(4))  # type: ignore[attr-defined]
         busy[source] -= 1
         fetched[mirror] += 1

@@ -14,11 +14,7 @@ from safetensors.numpy import save_file
 
 from gateway.updates.weights_check import known_weights, read_weights
 from headgate.errors import Unprocessable
-from headgate.weights.manifest import (
-    BadManifest,
-    entry_of,
-    pieces_of,
-)
+from headgate.weights.manifest import BadManifest, entry_of, pieces_of
 
 PIECE = 16 * 2**20
 
@@ -60,7 +56,7 @@ def test_every_piece_of_a_tensor_has_its_own_hash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         (lambda e: e["tensors"]["b"].update(offset=0), "do not follow one another"),
         (lambda e: e["tensors"]["b"].update(size=1, blake3=["0"]), "do not follow one another|bytes"),
@@ -73,13 +69,13 @@ def test_every_piece_of_a_tensor_has_its_own_hash(tmp_path: Path) -> None:
     ],
 )
 def test_a_manifest_whose_pieces_are_not_the_file_is_refused(
-    tmp_path: Path, change: Callable[[Any], Any], said: str
+    tmp_path: Path, change: Callable[[Any], Any], words: str
 ) -> None:
     folder = write(tmp_path / "v1", {"a": np.ones(3, np.float32), "b": np.ones(5, np.float32)})
     files = json.loads((folder / "manifest.json").read_text())["files"]
     assert pieces_of(files)
     change(files["model.safetensors"])
-    with pytest.raises(BadManifest, match=said):
+    with pytest.raises(BadManifest, match=words):
         pieces_of(files)
 
 
@@ -87,7 +83,7 @@ def test_a_manifest_whose_pieces_are_not_the_file_is_refused(
     "name", ["../x", "/etc/passwd", "a/b", "..", ".", "", "a\\b", "manifest.json", "a\0b"]
 )
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
-    with pytest.raises(BadManifest, match="no file's name"):
+    with pytest.raises(BadManifest, match="not a file's name"):
         pieces_of({name: {"size": 0, "blake3": blake3(b"").hexdigest()}})
 
 
@@ -112,7 +108,7 @@ def test_the_tensor_that_changed_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "v1", {"a": np.ones(3, np.float32), "b": np.ones(5, np.float32)})
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
-    with pytest.raises(Unprocessable, match="tensor 'b' is not as the manifest says"):
+    with pytest.raises(Unprocessable, match="tensor 'b' differs from the manifest"):
         read_weights(folder, 1)
 
 

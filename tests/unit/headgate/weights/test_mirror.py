@@ -29,7 +29,7 @@ LAYERS = 6
 
 
 def write(directory: Path, version: int, changed: int = 0) -> Path:
-    """A version of `LAYERS` tensors, of which the first `changed` are this version's own."""
+    """Return a version of `LAYERS` tensors, of which the first `changed` are this version's own."""
     folder = directory / f"v{version:06d}"
     folder.mkdir(parents=True)
     arrays = {
@@ -56,7 +56,9 @@ async def test_a_version_comes_byte_for_byte(tmp_path: Path) -> None:
         assert mirror.fetched[source] == sum(f.stat().st_size for f in written.iterdir()) - len(
             (written / "manifest.json").read_bytes()
         )
-        assert await mirror.fetch(1, ["http://127.0.0.1:9"]) == found, "nobody is asked for what is here"
+        assert await mirror.fetch(1, ["http://127.0.0.1:9"]) == found, (
+            "no source is requested for what is here"
+        )
 
 
 async def test_only_pieces_that_no_version_here_has_are_fetched(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ async def test_only_pieces_that_no_version_here_has_are_fetched(tmp_path: Path) 
 
 
 def with_delta(directory: Path, version: int) -> Path:
-    """A version whose every tensor differs a little from the one before, with its delta."""
+    """Return a version whose every tensor differs a little from the one before, with its delta."""
     before, folder = directory / f"v{version - 1:06d}", directory / f"v{version:06d}"
     shutil.copytree(before, folder)
     arrays = {name: array.copy() for name, array in load_file(before / "model.safetensors").items()}
@@ -121,12 +123,12 @@ async def test_a_delta_that_does_not_lead_there_is_not_believed(tmp_path: Path, 
 async def test_a_fetch_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     written = write(tmp_path / "a", 1)
     whole = sum(f.stat().st_size for f in written.iterdir()) - (written / "manifest.json").stat().st_size
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def dies(request: web.Request) -> web.Response | None:
         if not request.path.endswith("manifest.json"):
-            asked.append(request.path)
-        return web.Response(status=500) if len(asked) > 3 else None
+            requested.append(request.path)
+        return web.Response(status=500) if len(requested) > 3 else None
 
     async with Mirror(tmp_path / "b") as mirror:
         async with serving(tmp_path / "a", first=dies) as source:
@@ -184,10 +186,10 @@ async def test_a_manifest_that_cannot_be_used_is_refused(
 async def test_callers_share_a_fetch_that_outlives_one_of_them(tmp_path: Path) -> None:
     written = write(tmp_path / "a", 1)
     arrived, go_on = asyncio.Event(), asyncio.Event()
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def waits(request: web.Request) -> None:
-        asked.append(request.path)
+        requested.append(request.path)
         arrived.set()
         await go_on.wait()
 
@@ -199,7 +201,7 @@ async def test_callers_share_a_fetch_that_outlives_one_of_them(tmp_path: Path) -
         await asyncio.wait({gone})
         go_on.set()
         assert content(await stays) == content(written)
-        assert asked.count("/versions/1/manifest.json") == 1
+        assert requested.count("/versions/1/manifest.json") == 1
 
 
 async def test_a_source_that_is_away_is_named(tmp_path: Path) -> None:
@@ -224,11 +226,7 @@ async def test_a_start_removes_what_no_fetch_goes_on_with(tmp_path: Path) -> Non
     for name in (".v000001.gone", ".v000002.partial", ".v000004.partial", ".v000004.tmp-7"):
         (tmp_path / name).mkdir()
     async with Mirror(tmp_path):
-        assert {path.name for path in tmp_path.iterdir()} == {
-            "v000003",
-            ".v000004.partial",
-            ".v000004.tmp-7",
-        }
+        assert {path.name for path in tmp_path.iterdir()} == {"v000003", ".v000004.partial", ".v000004.tmp-7"}
 
 
 async def test_a_mirror_is_a_source_for_others(tmp_path: Path) -> None:

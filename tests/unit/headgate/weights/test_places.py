@@ -15,7 +15,7 @@ Checkpoint = dict[str, Tensor]
 
 
 def checkpoint(seed: int, *, near: Checkpoint | None = None) -> Checkpoint:
-    """A version of a small model in bf16; `near`: another version, from which one number of each matrix differs."""
+    """Return a version of a small model in bf16; `near`: another version, from which one number of each matrix differs."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -40,7 +40,7 @@ def checkpoint(seed: int, *, near: Checkpoint | None = None) -> Checkpoint:
 
 
 def loaded(version: Checkpoint, shard: int = 0, shards: int = 1) -> dict[str, Tensor]:
-    """The memory of one worker: rows of merged matrices and columns of the others are shared out, and the head is a copy."""
+    """Return the memory of one worker: rows of merged matrices and columns of the others are split, and the head is a copy."""
 
     def rows(name: str) -> Tensor:
         return version[name].chunk(shards)[shard]

@@ -17,12 +17,7 @@ from safetensors.torch import save_file
 from headgate.weights.manifest import entry_of, plan_of
 from headgate.weights.plugin.headgate_transfer import groups, wire
 from headgate.weights.plugin.headgate_transfer.groups import TransferError, refusal
-from headgate.weights.plugin.headgate_transfer.wire import (
-    Join,
-    Receiver,
-    Sender,
-    frames_of,
-)
+from headgate.weights.plugin.headgate_transfer.wire import Join, Receiver, Sender, frames_of
 
 NAME = "model.safetensors"
 TENSORS = {
@@ -34,7 +29,7 @@ TENSORS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A version whose pieces are too many for one frame."""
+    """Return a version whose pieces are too many for one frame."""
     monkeypatch.setattr(wire, "FRAME", 64)
     save_file(TENSORS, tmp_path / NAME)
     return tmp_path
@@ -50,9 +45,9 @@ def join(sender: Sender, plan: Any, workers: int = 1, timeout_s: float = 30.0) -
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups wait little for each step, but long for all ranks to be there."""
+    """Group wait little for each step, but long for all ranks to be there."""
 
-    def opened(*place: Any) -> groups.Group:
+    def opened(*place: Any) -> groups.TransferGroup:
         group: Any = groups.open_group(*place)
         group._timeout_s, group._timeout = 0.5, timedelta(seconds=0.5)
         return group  # type: ignore[no-any-return]
@@ -97,7 +92,7 @@ def test_every_worker_of_an_engine_has_every_tensor(
 
 
 @pytest.mark.parametrize(("backend", "lanes"), [("gloo", 1), ("gloo", 2), ("ipc", 1)])
-def test_bytes_that_are_not_the_manifests_are_refused_and_both_sides_say_which(
+def test_bytes_that_are_not_the_manifests_are_refused_and_both_sides_name_them(
     folder: Path, backend: str, lanes: int
 ) -> None:
     plan = plan_in(folder)
@@ -118,13 +113,13 @@ def test_a_sender_of_another_version_is_not_joined(folder: Path) -> None:
     receiver = Receiver(join(sender, other), 1)
     with pytest.raises(TransferError, match="the sender has another version 7"):
         receiver.result(30.0)
-    sender._timeout_s = 0.5  # nobody comes
+    sender._timeout_s = 0.5  # no receiver joins
     with pytest.raises(TransferError, match="could not join the group"):
         sender.send()
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_nobody_waits_longer_than_its_deadline_for_a_peer_that_is_silent(
+def test_no_side_waits_longer_than_its_deadline_for_a_silent_peer(
     folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """The receiver stops before its second frame, as if its machine stood still; the sender then leaves it."""
@@ -186,14 +181,14 @@ def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver does not have the memory that the sender names."""
-    plan, said = plan_in(folder), groups.Shared._said
+    plan, said = plan_in(folder), groups.Shared._wait_for
 
     def elsewhere(group: groups.Shared, key: str) -> str:
         return str(folder / "elsewhere") if key == "memory" else said(group, key)
 
-    monkeypatch.setattr(groups.Shared, "_said", elsewhere)
+    monkeypatch.setattr(groups.Shared, "_wait_for", elsewhere)
     sender = Sender(folder, plan, "ipc", "127.0.0.1", 1, 30.0)
-    sender._timeout_s = 1.0  # nobody opens it
+    sender._timeout_s = 1.0  # no receiver opens it
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send)
         with pytest.raises(TransferError, match="must be on this machine"):

@@ -47,7 +47,7 @@ class Base:
 
 @pytest.fixture
 def done() -> list[str]:
-    """The calls of vLLM's own functions, in order."""
+    """Return the calls of vLLM's own functions, in order."""
     return []
 
 
@@ -77,7 +77,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch, done: list[str]) -> Iterator[Any]:
 def test_every_worker_takes_its_rank_and_loads_between_begin_and_end(
     plugin: Any, done: list[str], tmp_path: Path
 ) -> None:
-    """Two copies (data parallel) of an engine of two workers: four ranks beside the sender."""
+    """Two copies (data parallel) of an engine of two workers: four ranks in addition to the sender."""
     plugin.register()
     plugin.register()
     save_file(WEIGHTS, tmp_path / NAME)

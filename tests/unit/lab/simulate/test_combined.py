@@ -86,7 +86,7 @@ def test_nodes_are_lent_while_the_trainer_waits_and_given_back_before_it_trains(
     assert figures["rollout_share"] > kept["rollout_share"]
 
 
-def test_the_trainer_claims_its_nodes_before_the_batch_is_whole_if_it_is_told_to_lead() -> None:
+def test_the_trainer_claims_its_nodes_before_the_batch_is_whole_if_it_recalls_ahead() -> None:
     """Most of the batch is computed when the last group arrives."""
     given = scenario(batch=64, eta=1, lengths={"kind": "tail", "median": 1000, "longest": 28000})
     late, early = (
@@ -101,7 +101,7 @@ def test_between_sites_weights_are_on_their_way() -> None:
     assert two.ends[-1] > one.ends[-1]
 
 
-def test_a_call_that_was_given_up_says_nothing_of_lengths() -> None:
+def test_a_call_that_was_given_up_teaches_nothing_about_lengths() -> None:
     given = scenario()
     policy = Combined()
     world = World(given, policy, given.workload(0))

@@ -1,4 +1,4 @@
-"""The closed form beside a loop over tokens."""
+"""The closed form compared with a loop over tokens."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_full_cache_sends_the_youngest_back_and_no_token_is_sampled_twice() ->
     assert engine.prefilled > 4 * 100
 
 
-def test_a_prefill_beside_others_takes_what_does_not_overlap_with_their_steps() -> None:
+def test_a_prefill_among_running_calls_takes_what_does_not_overlap_with_their_steps() -> None:
     engine = Engine(EngineCosts(MODEL, prefill_s=1.0, capacity=10**6, slots=8, overlap=0.4))
     engine.add(0.0, Call("a", prompt=100, want=10))
     assert engine.at == pytest.approx(100.0), "alone it takes its whole time"

@@ -34,8 +34,8 @@ def test_only_baselines_that_keep_the_bound_are_rivals() -> None:
         outcome("combined", 30, 1),
     ]
     other = [outcome("sync_colocated", 10), outcome("staleflow", 10, 1), outcome("combined", 9, 1)]
-    told = goals({"a": some, "b": other}, {"a": 1, "b": 1})
-    assert told == {
+    figures = goals({"a": some, "b": other}, {"a": 1, "b": 1})
+    assert figures == {
         "ub_fraction_geomean": pytest.approx((0.75 * 0.225) ** 0.5),
         "ub_fraction_worst": 0.225,
         "vs_best_bounded_geomean": pytest.approx((1.5 * 0.9) ** 0.5),
@@ -55,8 +55,8 @@ def test_the_planned_split_is_reported_apart_and_is_no_rival() -> None:
 
 
 def test_without_a_policy_of_our_own_there_is_no_figure() -> None:
-    told = goals({"a": [outcome("sync_colocated", 10)]}, {"a": 1})
-    assert set(told.values()) == {None}
+    figures = goals({"a": [outcome("sync_colocated", 10)]}, {"a": 1})
+    assert set(figures.values()) == {None}
 
 
 def test_a_policy_that_there_is_not_is_refused_before_anything_runs() -> None:

@@ -43,13 +43,13 @@ def test_every_scenario_of_the_grid_can_be_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(frozen.HERE.glob("scenarios/*.toml")), ids=lambda path: path.stem)
-def test_the_windows_of_the_grid_are_long_beside_the_bound_on_staleness(path: Path) -> None:
+def test_the_windows_of_the_grid_are_long_compared_with_the_bound_on_staleness(path: Path) -> None:
     scenario = Scenario.load(path)
     assert scenario.batches - scenario.warmup >= 4 * (scenario.eta + 1)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("gpu = 'H900'", "no gpu 'H900'"),
         ("gpuz = 3", "gpuz"),
@@ -61,10 +61,10 @@ def test_the_windows_of_the_grid_are_long_beside_the_bound_on_staleness(path: Pa
         ("gpus = 4\ngpus = 5", "Cannot overwrite"),
     ],
 )
-def test_a_bad_scenario_is_refused_by_what_is_wrong(tmp_path: Path, change: str, told: str) -> None:
+def test_a_bad_scenario_is_refused_by_what_is_wrong(tmp_path: Path, change: str, message: str) -> None:
     path = tmp_path / "s.toml"
     path.write_text(change + SMALL)
-    with pytest.raises(ScenarioError, match=told):
+    with pytest.raises(ScenarioError, match=message):
         Scenario.load(path)
 
 
@@ -76,24 +76,24 @@ def test_the_command_prints_a_table_and_a_line_of_json(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0
     assert "Simulated" in result.stdout
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert told["simulated"] is True
-    assert [policy["policy"] for policy in told["policies"]] == ["areal", "sync_split"]
-    assert told["policies"][0]["tokens_per_s"]["ci95"] > 0
+    reports = json.loads(result.stdout.splitlines()[-1])
+    assert reports["simulated"] is True
+    assert [policy["policy"] for policy in reports["policies"]] == ["areal", "sync_split"]
+    assert reports["policies"][0]["tokens_per_s"]["ci95"] > 0
 
 
 def test_engines_of_another_size_are_fewer_and_have_the_times_of_that_size(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text(SMALL)
     arguments = [str(path), "--policy", "areal", "--seeds", "1"]
-    told = []
+    reports = []
     for more in ([], ["--engine-gpus", "2"]):
         result = CliRunner().invoke(app(), [*arguments, *more])
-        told.append(json.loads(result.stdout.splitlines()[-1]))
-    assert [one["engine_gpus"] for one in told] == [1, 2]
+        reports.append(json.loads(result.stdout.splitlines()[-1]))
+    assert [one["engine_gpus"] for one in reports] == [1, 2]
     path.write_text("engine_gpus = 2" + SMALL)
     result = CliRunner().invoke(app(), arguments)
-    assert json.loads(result.stdout.splitlines()[-1]) == told[1]
+    assert json.loads(result.stdout.splitlines()[-1]) == reports[1]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ spread = 0
     scenario = Scenario.load(path)
     assert scenario.engine.model.step_s(10, 1000) == pytest.approx(3e-4 + 3e-3 + 2e-3)
     assert scenario.trainer.seconds(1000, 1, False) == pytest.approx(1.0)
-    with pytest.raises(ScenarioError, match="nothing of engines of another size"):
+    with pytest.raises(ScenarioError, match="does not cover engines of another size"):
         Scenario.load(path, engine_gpus=2)
     path.write_text(SMALL + "longest = 70000\n" + measured)
     with pytest.raises(ScenarioError, match="65536"):

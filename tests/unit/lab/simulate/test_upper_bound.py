@@ -56,7 +56,7 @@ def test_tools_lengthen_the_longest_episode_and_only_new_tokens_are_computed() -
     assert two.tokens > one.tokens
     waits = UpperBound.of(plain(turns={**turns, "wait_s": 5.0}), 1)
     assert waits.longest_s > two.longest_s
-    assert waits.busy_s == two.busy_s, "an engine does something else meanwhile"
+    assert waits.busy_s == two.busy_s, "an engine works on other calls during the wait"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Workloads: the shapes that their sources tell of, and the same one for every policy."""
+"""Workloads: the shapes that their sources describe, and the same one for every policy."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_a_trainer_without_gpus_of_its_own_waits_for_the_batch() -> None:
     assert split.ends[-1] < run("sync_split", given).ends[-1]
 
 
-def test_the_threshold_of_a_scenario_is_everybodys_whose_window_is_verls() -> None:
+def test_the_threshold_of_a_scenario_applies_to_every_policy_with_verls_window() -> None:
     for name in ("verl_async", "seamlessflow"):
         narrow, wide = (run(name, scenario(eta=2, threshold=threshold)) for threshold in (0.25, 2.0))
         assert narrow.figures()["staleness_mean"] < wide.figures()["staleness_mean"]
@@ -154,7 +154,7 @@ def test_attention_makes_training_longer_by_the_length_of_an_episode() -> None:
 
 
 class Stays(Watched):
-    """Notes which version sampled each trajectory, how many versions sample at once, and what moved within a turn."""
+    """Notes which version sampled each trajectory, how many versions sample concurrently, and what moved within a turn."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -202,8 +202,8 @@ def test_heddle_moves_trajectories_while_their_tools_work_and_at_no_other_time()
 
 
 @pytest.mark.parametrize("name", ["staleflow", "areal", "sync_split"])
-def test_weights_that_cross_the_wide_network_are_late_for_everybody(name: str) -> None:
-    """With eta 0 nothing goes on meanwhile."""
+def test_weights_that_cross_the_wide_network_are_late_for_every_policy(name: str) -> None:
+    """With eta 0 nothing runs during the transfer."""
     near, far = (run(name, scenario(eta=0, sites=sites)).ends for sites in (1, 2))
     assert far[0] == near[0]
     across = scenario(sites=2).transfers(4).delay_s - scenario().transfers(4).delay_s
@@ -241,7 +241,7 @@ def test_twice_the_gpus_are_not_slower_where_all_replies_are_alike(name: str) ->
     assert times == sorted(times, reverse=True)
 
 
-def test_the_hooks_for_a_told_policy_changed_no_baseline() -> None:
+def test_the_hooks_for_the_combined_policy_changed_no_baseline() -> None:
     """The batches and times of each baseline before `Plain` had `on_left`, `on_opened` and `on_asleep` (see test_frozen.py).
     StaleFlow's are others since its weights travel; DORA and Heddle came later."""
     turns = {"mean": 3, "most": 5, "wait_s": 4.0}
@@ -251,7 +251,7 @@ def test_the_hooks_for_a_told_policy_changed_no_baseline() -> None:
     assert hashlib.sha256(json.dumps(did).encode()).hexdigest() == BEFORE
 
 
-def test_one_batch_takes_what_the_cost_models_say() -> None:
+def test_one_batch_takes_what_the_cost_models_predict() -> None:
     """Constant lengths on one engine each: generation, the switch, training and the switch back, by hand."""
     given = scenario(
         gpus=2, batch=1, group=2, batches=2, warmup=1, lengths={"kind": "constant", "median": 100}, prompt=50
@@ -267,7 +267,7 @@ def test_one_batch_takes_what_the_cost_models_say() -> None:
 
 
 def test_a_version_takes_what_headgates_code_was_measured_to_take() -> None:
-    """By hand: 7B's bytes, eight engines of which four receive at once, and links that are faster than the code."""
+    """By hand: 7B's bytes, eight engines of which four receive concurrently, and links that are faster than the code."""
     measured = {"copy": 1e-9, "write": 4e-9, "check": 0.5e-9, "send": 2e-9, "swap": 1e-9, "fixed_s": 0.25}
     found = scenario(gpus=8, transfer_costs=measured).transfers(2)
     size = 2 * coefficients()["model"]["7B"]["parameters"]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.processes.supervised import Ended
+from headgate.processes.supervised import ProcessEnded
 
 
 class Process:
-    """Ends when it is told to."""
+    """A process that ends when the test ends it."""
 
     def __init__(self, name: str) -> None:
         self.name, self.host, self.port = name, "127.0.0.1", 1
         self.stopped = False
         self.grace_s: float | None = None
-        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[ProcessEnded] = asyncio.get_running_loop().create_future()
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> ProcessEnded:
         return await asyncio.shield(self.ended)
 
     async def stop(self, grace_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The cluster file: what is refused, and by which words."""
+"""The cluster file: what is refused, and by which messages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.launch import DEVICES, Job, visible
 from scheduler.cluster.machine import LocalLauncher
 from scheduler.cluster.preflight import examine
-from scheduler.cluster.tags import NODE_LABEL, Capacity, DiscoveredNode, Group, Node, Placement
+from scheduler.cluster.tags import NODE_LABEL, Capacity, DiscoveredNode, NodeGroup, NodeInUse, Placement
 
 ROOT = Path(__file__).parents[4]
 GATEWAY = '[gateway]\nconfig = "gateway.toml"\n'
 NODE = '[nodes.a]\ntags = ["rollout"]\n'
-GROUP = Group("g", ("train",))
+GROUP = NodeGroup("g", ("train",))
 RAY = '[cluster]\nlauncher = "ray"\n'
 
 
@@ -30,7 +30,7 @@ def load(folder: Path, text: str) -> ClusterFile:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (GATEWAY, "[nodes.NAME] is needed"),
         (NODE, "gateway: Field required"),
@@ -57,15 +57,15 @@ def load(folder: Path, text: str) -> ClusterFile:
         (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\ncommand = ["x"]', "exactly one of `config` and `command`"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadFile) as raised:
         load(tmp_path, text)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert str(tmp_path / "cluster.toml") in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("engine", "message"),
     [
         ("", r"\[engine\] count = 0 is needed: the cluster starts demo's engines"),
         ('launch = "fake"\ncount = 2', r"\[engine\] count = 0 is needed"),
@@ -75,10 +75,10 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
         ),
     ],
 )
-def test_a_gateway_that_has_engines_of_its_own_is_refused(tmp_path: Path, engine: str, said: str) -> None:
+def test_a_gateway_that_has_engines_of_its_own_is_refused(tmp_path: Path, engine: str, message: str) -> None:
     path = tmp_path / "gateway.toml"
     path.write_text(f'[models.demo]\npath = "x"\n[engine]\n{engine}\n')
-    with pytest.raises(BadFile, match=said):
+    with pytest.raises(BadFile, match=message):
         GatewayFile.read(path, None, {})
 
 
@@ -119,7 +119,7 @@ def test_gpus_that_are_reserved_and_not_used_are_refused(tmp_path: Path, engine:
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("engine", "message"),
     [
         ("tensor_parallel = 2", ""),
         ('args = ["-tp", "2"]', "tensor_parallel"),
@@ -127,13 +127,13 @@ def test_gpus_that_are_reserved_and_not_used_are_refused(tmp_path: Path, engine:
     ],
 )
 def test_nodes_have_a_number_of_their_own_only_where_it_counts(
-    tmp_path: Path, engine: str, said: str
+    tmp_path: Path, engine: str, message: str
 ) -> None:
     path = tmp_path / "gateway.toml"
     path.write_text(f'[models.demo]\npath = "x"\n[engine]\ncount = 0\n{engine}\n')
     found = GatewayFile.read(path, None, {})
-    if said:
-        with pytest.raises(BadFile, match=said):
+    if message:
+        with pytest.raises(BadFile, match=message):
             found.check_gpus(1, [4])
         return
     found.check_gpus(1, [4])  # no engine has the file's number
@@ -142,10 +142,10 @@ def test_nodes_have_a_number_of_their_own_only_where_it_counts(
 
 
 @pytest.mark.parametrize(
-    ("server", "said"),
+    ("server", "message"),
     [("", "which works only on this machine"), ('[server]\npublic_url = "http://head:8000"\n', "")],
 )
-def test_missing_files_are_reported_before_anything_starts(tmp_path: Path, server: str, said: str) -> None:
+def test_missing_files_are_reported_before_anything_starts(tmp_path: Path, server: str, message: str) -> None:
     path, model = tmp_path / "gateway.toml", tmp_path / "model"
     text = f'{server}[models.demo]\npath = "{model}"\n[engine]\ncount = 0\npython = "{{python}}"\n'
     file = load(tmp_path, RAY + GATEWAY + NODE)
@@ -157,12 +157,12 @@ def test_missing_files_are_reported_before_anything_starts(tmp_path: Path, serve
         examine(file, GatewayFile.read(path, None, {}))
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert said in "".join(examine(file, GatewayFile.read(path, None, {})))
-    assert bool(said) is bool(examine(file, GatewayFile.read(path, None, {})))
+    assert message in "".join(examine(file, GatewayFile.read(path, None, {})))
+    assert bool(message) is bool(examine(file, GatewayFile.read(path, None, {})))
 
 
 def test_ranks_of_a_node_see_all_its_gpus_in_the_order_of_their_local_numbers() -> None:
-    one, two = (Node(name, GROUP, DiscoveredNode(name, {}, Capacity(8, 4, 64))) for name in "ab")
+    one, two = (NodeInUse(name, GROUP, DiscoveredNode(name, {}, Capacity(8, 4, 64))) for name in "ab")
     jobs = [Job(Placement(f"t-{i}", node, n), (), {}, True, Capacity()) for i, (node, n) in
             enumerate([(one, 0), (one, 1), (two, 0), (two, 1)])]  # fmt: skip
     assert visible(jobs, [["3"], ["1"], ["0"], []]) == [
@@ -208,7 +208,7 @@ def test_a_trainer_that_would_start_a_gateway_is_refused(tmp_path: Path, text: s
 
 
 def test_the_nodes_that_are_wanted_of_one_machine(tmp_path: Path) -> None:
-    """Each is found by its name, and has an engine if its tags are for engines, or as many as it says."""
+    """Each is found by its name, and has an engine if its tags are for engines, or its own number of them."""
     text = (
         GATEWAY
         + '[nodes.a]\ntags = ["rollout", "train"]\nzone = "z"\n[nodes.b]\ntags = ["train"]\n'
@@ -251,7 +251,7 @@ def test_nodes_are_lent_only_by_a_trainer_that_claims_them(tmp_path: Path, train
     assert unlent == (frozenset() if lent else {"train"})
 
 
-def test_nothing_is_what_a_capacity_of_zero_says(tmp_path: Path) -> None:
+def test_a_capacity_of_zero_is_nothing(tmp_path: Path) -> None:
     text = GATEWAY + NODE + "cpus = 0\ngpus = 0\nmemory_gb = 0\n"
     assert load(tmp_path, text).nodes["a"].capacity(Capacity(8, 2, 64)) == Capacity()
     half = load(tmp_path, GATEWAY + NODE + "memory_gb = 2.5\n").nodes["a"]
@@ -259,7 +259,7 @@ def test_nothing_is_what_a_capacity_of_zero_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["colocated", "disaggregated", "mixed", "ray"])
-def test_the_examples_are_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_are_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     file = ClusterFile.load(Path("examples", "clusters", f"{name}.toml"))
     GatewayFile.read(file.gateway.config, file.engine.model, {})
@@ -267,7 +267,7 @@ def test_the_examples_are_well(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     check_trainer(file.trainer.config)
 
 
-async def test_the_nodes_of_a_machine_have_what_it_has_unless_they_say_less(tmp_path: Path) -> None:
+async def test_the_nodes_of_a_machine_have_what_it_has_unless_their_tables_limit_it(tmp_path: Path) -> None:
     text = (
         GATEWAY
         + '[nodes.a]\ntags = ["rollout"]\ngpus = 2\ncpus = 1.5\n[nodes.b]\ntags = ["rollout"]\ngpus = 1\n'

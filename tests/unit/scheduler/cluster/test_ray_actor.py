@@ -9,7 +9,7 @@ import pytest
 from scheduler.cluster.ray_actor import NodeActor
 
 
-def test_a_node_keeps_the_port_that_it_gave_for_the_server_that_shall_have_it() -> None:
+def test_a_node_reserves_a_free_port_for_the_server_that_requested_it() -> None:
     actor = NodeActor()
     port = actor.free_port("127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="in use"):

@@ -57,7 +57,9 @@ def check(folder: Path, gateway: str = "", gateway_of_trainer: str = "", **table
     assert run(folder / "cluster.toml", check=True) == 0
 
 
-def test_a_check_says_how_engine_and_trainer_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_reports_how_engine_and_trainer_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check(tmp_path)
     assert "a: engine and trainer fit in turn: engine 73.6 + trainer 60.0 = 133.6 GiB of 80.0 together;" in (
         capsys.readouterr().out
@@ -73,7 +75,7 @@ def test_a_check_says_how_engine_and_trainer_fit(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"gateway": 'sleep = "pause"'}, r"trainer does 60.0 \+ 73.6 = 133.6 GiB, of 80.0; let engines sleep"),
         ({"gateway_of_trainer": 'offload = "none"'}, r"73.6 \+ 60.0 = 133.6 GiB, .*; offload the trainer's weights"),
@@ -84,12 +86,12 @@ def test_a_check_says_how_engine_and_trainer_fit(tmp_path: Path, capsys: pytest.
     ],
 )  # fmt: skip
 def test_a_check_refuses_what_would_run_out_of_memory(
-    tmp_path: Path, given: dict[str, str], said: str
+    tmp_path: Path, given: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(OutOfMemory, match=said):
+    with pytest.raises(OutOfMemory, match=message):
         check(tmp_path, **given)
 
 
-def test_a_share_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_a_share_that_is_not_a_number_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="--gpu-memory-utilization half is not a number"):
         check(tmp_path, gateway='args = ["--gpu-memory-utilization", "half"]')

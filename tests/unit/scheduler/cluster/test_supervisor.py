@@ -1,9 +1,9 @@
-"""Reactions of the supervisor to nodes that come and go and to processes that end; the tests end the processes."""
+"""Reactions of the supervisor to nodes that join and leave and to processes that end; the tests end the processes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from headgate.processes.errors import GivenUp
 from headgate.processes.ports import free_port
-from headgate.processes.supervised import Ended, SupervisedProcess
+from headgate.processes.supervised import ProcessEnded, SupervisedProcess
 from scheduler.cluster.errors import ClusterError, NodeLost, Unsatisfied
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running
@@ -39,7 +39,7 @@ class StopRecorder(Process):
 
     async def stop(self, grace_s: float) -> None:
         if not self.stopped:
-            self._stopped.append(self.name if grace_s else f"{self.name} at once")
+            self._stopped.append(self.name if grace_s else f"{self.name} immediately")
         await super().stop(grace_s)
 
 
@@ -97,11 +97,12 @@ class Cluster:
         self.machines = Machines()
         for name, tags in nodes.items():
             self.machines.add(name, *tags)
-        self.said: list[str] = []
-        self.well = True
+        self.lines: list[str] = []
+        self.healthy = True
         self.supervisor = Supervisor(
-            ClusterFile.load(path), self.machines, self.said.append, lambda *_: self.said.append("shown")
+            ClusterFile.load(path), self.machines, self.lines.append, lambda *_: self.lines.append("shown")
         )
+        self.http = httpx.AsyncClient(transport=httpx.MockTransport(self._health))
         self.gateway: Process | None = None
         self.supervisor._gateway = self._gateway  # type: ignore[method-assign]
 
@@ -122,17 +123,16 @@ class Cluster:
         """The places of engines that should run."""
         return [place.name for place in self.supervisor._assignment.engines]
 
-    async def tend(self, http: httpx.AsyncClient) -> None:
+    async def start(self) -> None:
+        await self.supervisor._wait_for_nodes()
+        await self.tend()
+
+    async def tend(self) -> None:
         await self.supervisor._refresh_nodes()
-        await self.supervisor._update_engines(http)
+        await self.supervisor._update_engines(self.http)
 
-    def http(self) -> httpx.AsyncClient:
-        """A client for the engines' health checks."""
-
-        def answer(_request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200 if self.well else 503)
-
-        return httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    def _health(self, _request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if self.healthy else 503)
 
     def _gateway(self, _registry: object) -> SupervisedProcess:
         async def start() -> Sequence[Running]:
@@ -142,20 +142,31 @@ class Cluster:
             self.gateway.name = "gateway"
             return [self.gateway]
 
-        return SupervisedProcess("gateway", start, self.supervisor._budget(), self.said.append)
+        return SupervisedProcess("gateway", start, self.supervisor._budget(), self.lines.append)
+
+
+ClusterOf = Callable[..., Cluster]
 
 
 @pytest.fixture
-async def ended() -> AsyncIterator[list[Supervisor]]:
-    """Supervisors whose engines are ended after the test."""
-    found: list[Supervisor] = []
-    yield found
-    for supervisor in found:
-        await supervisor._end_engines()
+async def cluster_of(tmp_path: Path) -> AsyncIterator[ClusterOf]:
+    """Makes clusters whose engines and clients end with the test."""
+    made: list[Cluster] = []
+
+    def make(text: str, **nodes: Sequence[str]) -> Cluster:
+        made.append(Cluster(tmp_path, text, **nodes))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        await cluster.supervisor._end_engines()
+        await cluster.http.aclose()
 
 
-async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, GROUP + LEARNER + TRAINER, x=["rollout"], y=["rollout"], t=["train"])
+async def test_the_remaining_processes_continue_and_a_missing_node_is_reported_once(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(GROUP + LEARNER + TRAINER, x=["rollout"], y=["rollout"], t=["train"])
     supervisor = cluster.supervisor
     await supervisor._wait_for_nodes()
     assert cluster.engines == ["s-x-0", "s-y-0"]
@@ -163,8 +174,8 @@ async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: P
     for _ in range(3):
         await supervisor._refresh_nodes()
     assert cluster.engines == ["s-x-0"]
-    assert cluster.said[0] == "s-y, t left"
-    assert sum("the other processes continue" in said for said in cluster.said) == 1
+    assert cluster.lines[0] == "s-y, t left"
+    assert sum("the other processes continue" in line for line in cluster.lines) == 1
     table = supervisor._file.trainer
     assert table is not None
     with pytest.raises(Unsatisfied, match="node t has left, and no other node can run the trainer"):
@@ -173,72 +184,59 @@ async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: P
     cluster.machines.add("z", "rollout")
     await supervisor._refresh_nodes()
     assert cluster.engines == ["s-x-0", "s-z-0"]
-    assert "s-z, t joined" in cluster.said
+    assert "s-z, t joined" in cluster.lines
     assert [place.node.discovered.id for place in supervisor._assignment.ranks] == ["u"]
-    before = len(cluster.said)
+    before = len(cluster.lines)
     await supervisor._refresh_nodes()
-    assert len(cluster.said) == before, "nothing is new"
+    assert len(cluster.lines) == before, "nothing is new"
 
 
-async def test_an_engine_goes_to_the_node_that_takes_its_nodes_place(
-    tmp_path: Path, ended: list[Supervisor]
-) -> None:
-    cluster = Cluster(tmp_path, ONE, x=["rollout"])
-    ended.append(cluster.supervisor)
-    async with cluster.http() as http:
-        await cluster.supervisor._wait_for_nodes()
-        await cluster.tend(http)
-        await until(lambda: len(cluster.machines.at("a-0")) == 1, "a-0 has an engine")
-        await cluster.tend(http)
-        cluster.machines.remove("x")
-        cluster.machines.add("y", "rollout")
-        await cluster.tend(http)
-        await until(lambda: len(cluster.machines.at("a-0")) == 2, "a-0 has two")
-        first, second = cluster.machines.at("a-0")
-        assert (first.job.placement.node.discovered.id, second.job.placement.node.discovered.id) == ("x", "y")
-        assert (first.stopped, second.stopped) == (True, False)
+async def test_an_engine_goes_to_the_node_that_takes_its_nodes_place(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(ONE, x=["rollout"])
+    await cluster.start()
+    await until(lambda: len(cluster.machines.at("a-0")) == 1, "a-0 has an engine")
+    await cluster.tend()
+    cluster.machines.remove("x")
+    cluster.machines.add("y", "rollout")
+    await cluster.tend()
+    await until(lambda: len(cluster.machines.at("a-0")) == 2, "a-0 has two")
+    first, second = cluster.machines.at("a-0")
+    assert (first.job.placement.node.discovered.id, second.job.placement.node.discovered.id) == ("x", "y")
+    assert (first.stopped, second.stopped) == (True, False)
 
 
-async def test_only_an_engine_that_is_well_is_told_of(tmp_path: Path, ended: list[Supervisor]) -> None:
-    cluster = Cluster(tmp_path, ONE, x=["rollout"])
-    ended.append(cluster.supervisor)
-    cluster.well = False
-    async with cluster.http() as http:
-        await cluster.supervisor._wait_for_nodes()
-        await cluster.tend(http)
-        engine = cluster.supervisor._engines["a-0"].process
-        await until(lambda: len(engine.running) == 1, "the engine runs")
-        assert cluster.supervisor._addresses() == {}
-        cluster.well = True
-        await result_of(engine.up.wait(), "the engine is up")
-        (address,) = cluster.supervisor._addresses().values()
-        assert (address.url, address.node) == ("http://127.0.0.1:1", "a")
+async def test_only_a_healthy_engine_is_registered(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(ONE, x=["rollout"])
+    cluster.healthy = False
+    await cluster.start()
+    engine = cluster.supervisor._engines["a-0"].process
+    await until(lambda: len(engine.running) == 1, "the engine runs")
+    assert cluster.supervisor._addresses() == {}
+    cluster.healthy = True
+    await result_of(engine.up.wait(), "the engine is up")
+    (address,) = cluster.supervisor._addresses().values()
+    assert (address.url, address.node) == ("http://127.0.0.1:1", "a")
 
 
-async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(
-    tmp_path: Path, ended: list[Supervisor]
-) -> None:
-    cluster = Cluster(tmp_path, GROUP, x=["rollout"], y=["rollout"])
-    ended.append(cluster.supervisor)
+async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(GROUP, x=["rollout"], y=["rollout"])
     cluster.machines.lost = {"s-x-0"}
-    async with cluster.http() as http:
-        await cluster.supervisor._wait_for_nodes()
-        await cluster.tend(http)
-        engines = cluster.supervisor._engines
-        await asyncio.wait({engines["s-x-0"].task}, timeout=60)
-        await cluster.tend(http)
-        assert any("s-x-0 is given up after 0 restarts" in said for said in cluster.said)
-        await until(lambda: len(cluster.machines.at("s-y-0")) == 1, "s-y-0 has an engine")
-        cluster.machines.at("s-y-0")[0].ended.set_result(Ended(1, ""))
-        await asyncio.wait({engines["s-y-0"].task}, timeout=60)
-        with pytest.raises(GivenUp, match="all engines failed permanently"):
-            await cluster.tend(http)
+    await cluster.start()
+    engines = cluster.supervisor._engines
+    await asyncio.wait({engines["s-x-0"].task}, timeout=60)
+    await cluster.tend()
+    assert any("s-x-0 is given up after 0 restarts" in line for line in cluster.lines)
+    await until(lambda: len(cluster.machines.at("s-y-0")) == 1, "s-y-0 has an engine")
+    cluster.machines.at("s-y-0")[0].ended.set_result(ProcessEnded(1, ""))
+    await asyncio.wait({engines["s-y-0"].task}, timeout=60)
+    with pytest.raises(GivenUp, match="all engines failed permanently"):
+        await cluster.tend()
 
 
-async def test_what_ranks_are_told_is_torchruns(tmp_path: Path) -> None:
+async def test_the_environment_of_ranks_is_torchruns(cluster_of: ClusterOf) -> None:
     text = '[[groups]]\nname = "t"\ntags = ["train"]\ncount = 2\nmost = 2\n' + ONE
     trainer = 'ranks = 3\ncpus = 4\nenv = { MINE = "yes", MASTER_PORT = "5" }\n'
-    cluster = Cluster(tmp_path, text + TRAINER + trainer, x=["rollout"], t1=["train"], t2=["train"])
+    cluster = cluster_of(text + TRAINER + trainer, x=["rollout"], t1=["train"], t2=["train"])
     await cluster.supervisor._wait_for_nodes()
     assert cluster.supervisor._file.trainer is not None
     await cluster.ranks.start()
@@ -256,34 +254,26 @@ async def test_what_ranks_are_told_is_torchruns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "reserved"), [(ONE + LEARNER, 2.0), (BOTH, 0.0)])
 async def test_an_engine_reserves_what_it_needs_unless_it_takes_turns_with_a_rank(
-    tmp_path: Path, ended: list[Supervisor], text: str, reserved: float
+    cluster_of: ClusterOf, text: str, reserved: float
 ) -> None:
-    cluster = Cluster(tmp_path, text + TRAINER + "[engine]\ncpus = 2\n", x=["rollout", "train"], t=["train"])
-    ended.append(cluster.supervisor)
-    async with cluster.http() as http:
-        await cluster.supervisor._wait_for_nodes()
-        await cluster.tend(http)
-        await until(lambda: len(cluster.machines.at("a-0")) == 1, "a-0 has an engine")
-        (engine,) = cluster.machines.at("a-0")
-        assert (engine.job.reserve.cpus, engine.job.trusted) == (reserved, False)
+    cluster = cluster_of(text + TRAINER + "[engine]\ncpus = 2\n", x=["rollout", "train"], t=["train"])
+    await cluster.start()
+    await until(lambda: len(cluster.machines.at("a-0")) == 1, "a-0 has an engine")
+    (engine,) = cluster.machines.at("a-0")
+    assert (engine.job.reserve.cpus, engine.job.trusted) == (reserved, False)
 
 
-async def test_an_engine_is_told_over_how_many_gpus_of_its_node_it_is_spread(
-    tmp_path: Path, ended: list[Supervisor]
-) -> None:
+async def test_the_command_of_an_engine_has_its_number_of_gpus(cluster_of: ClusterOf) -> None:
     text = (
         ONE
         + '[nodes.b]\ntags = ["rollout"]\nzone = "b"\nengine_gpus = 4\n[engine]\ncommand = ["serve", "-tp={gpus}"]\n'
     )
-    cluster = Cluster(tmp_path, text)
-    ended.append(cluster.supervisor)
+    cluster = cluster_of(text)
     cluster.machines.nodes = [
         DiscoveredNode(zone, {"rollout": "true", "zone": zone}, Capacity(8, 4, 64)) for zone in "ab"
     ]
-    async with cluster.http() as http:
-        await cluster.supervisor._wait_for_nodes()
-        await cluster.tend(http)
-        await until(lambda: len(cluster.machines.started) == 2, "both engines are started")
+    await cluster.start()
+    await until(lambda: len(cluster.machines.started) == 2, "both engines are started")
     jobs = {process.name: process.job for process in cluster.machines.started}
     assert {name: (job.argv[1], job.reserve.gpus) for name, job in jobs.items()} == {
         "a-0": ("-tp=1", 0),
@@ -292,13 +282,13 @@ async def test_an_engine_is_told_over_how_many_gpus_of_its_node_it_is_spread(
 
 
 class Gateway:
-    """A fake gateway, in place of a registry, that records the engines it is told of."""
+    """A fake gateway, in place of a registry, that records the engines that it receives."""
 
     def __init__(self) -> None:
-        self.told: list[set[str]] = []
+        self.updates: list[set[str]] = []
 
     async def update(self, _nodes: Any, engines: dict[str, Any], _claimed: Any = None) -> bool:
-        self.told.append(set(engines))
+        self.updates.append(set(engines))
         return True
 
     async def answers(self, _path: str = "/healthz") -> bool:
@@ -306,11 +296,11 @@ class Gateway:
 
 
 class Elastic(Gateway):
-    """One that has engines until the test removes them, and whose trainer says how long it was busy."""
+    """One that has engines until the test removes them, and whose trainer reports how long it was busy."""
 
-    def __init__(self, cluster: Cluster, http: httpx.AsyncClient) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         super().__init__()
-        self.cluster, self.http = cluster, http
+        self.cluster = cluster
         self.has, self.version = set[str](), 0
         self.status_now: dict[str, Any] = {}
         self.starting = ""
@@ -322,24 +312,24 @@ class Elastic(Gateway):
         return self.status_now
 
     async def steps(self, **busy: float) -> None:
-        """Two steps, with all engines that should run. `busy`: what the trainer says."""
+        """Two steps, with all engines that should run. `busy`: the report of the trainer."""
         for _ in range(2):
             self.version += 1
             self.has = set(self.cluster.engines)
             states = {name: "starting" if name == self.starting else "open" for name in sorted(self.has)}
             rows = [{"name": name, "model": "demo", "state": state} for name, state in states.items()]
-            said = {"batch": self.version - 1, "busy_s": 1e-9, "load_s": 0.0, "rest_s": 0.0, **busy}
+            trained = {"batch": self.version - 1, "busy_s": 1e-9, "load_s": 0.0, "rest_s": 0.0, **busy}
             fills = [{"buffer": self.version, "state": "PENDING"}]
-            told = {
+            status = {
                 "model": "demo",
                 "version": self.version,
                 "buffers": fills,
                 "engines": rows,
-                "trained": said,
+                "trained": trained,
             }
-            self.status_now = told
+            self.status_now = status
             await self.rescale()
-            await self.cluster.tend(self.http)
+            await self.cluster.tend()
 
     async def rescale(self) -> None:
         autoscaler = self.cluster.supervisor._autoscaler
@@ -347,11 +337,10 @@ class Elastic(Gateway):
         await self.cluster.supervisor._rescale(self, autoscaler)  # type: ignore[arg-type]
 
 
-async def grown(cluster: Cluster, http: httpx.AsyncClient, **busy: float) -> Elastic:
+async def grown(cluster: Cluster, **busy: float) -> Elastic:
     """Of two nodes the second is spare, and used; its engine is to be given back."""
-    gateway = Elastic(cluster, http)
-    await cluster.supervisor._wait_for_nodes()
-    await cluster.tend(http)
+    gateway = Elastic(cluster)
+    await cluster.start()
     assert cluster.engines == ["s-x-0"]
     await gateway.steps()
     await gateway.steps()
@@ -359,125 +348,112 @@ async def grown(cluster: Cluster, http: httpx.AsyncClient, **busy: float) -> Ela
     for engine in cluster.supervisor._engines.values():
         await result_of(engine.process.up.wait(), "the engine is up")
     await gateway.steps(**busy)
-    assert any("s-y is given back" in said for said in cluster.said)
+    assert any("s-y is given back" in line for line in cluster.lines)
     return gateway
 
 
 async def test_the_trainer_goes_on_with_a_node_more_and_without_it_when_that_is_gone(
-    tmp_path: Path, ended: list[Supervisor]
+    cluster_of: ClusterOf,
 ) -> None:
     text = ONE + '[nodes.b]\ntags = ["rollout", "train"]\n' + LEARNER
     trainer = TRAINER + "claims = true\n[elastic]\nsteps = 1\nranks = 2\n"
-    cluster = Cluster(tmp_path, text + trainer, a=["rollout"], b=["rollout", "train"], t=["train"])
-    ended.append(cluster.supervisor)
-    async with cluster.http() as http:
-        gateway = Elastic(cluster, http)
-        await cluster.supervisor._wait_for_nodes()
-        await cluster.tend(http)
-        assert cluster.supervisor._claimed == {"t"}
-        await gateway.steps(busy_s=1e6)
-        await gateway.steps(busy_s=1e6)
-        assert cluster.supervisor._claimed == {"t", "b"}
-        assert [job.env["RANK"] for job in await cluster.rank_jobs()] == ["0", "1"]
-        cluster.machines.remove("b")
-        await cluster.tend(http)
-        assert cluster.supervisor._claimed == {"t"}
-        assert [job.env["WORLD_SIZE"] for job in await cluster.rank_jobs()] == ["1"]
-        cluster.machines.add("b", "rollout", "train")
-        await cluster.tend(http)
-        assert cluster.supervisor._claimed == {"t"}, "its rank does not run"
+    cluster = cluster_of(text + trainer, a=["rollout"], b=["rollout", "train"], t=["train"])
+    gateway = Elastic(cluster)
+    await cluster.start()
+    assert cluster.supervisor._claimed == {"t"}
+    await gateway.steps(busy_s=1e6)
+    await gateway.steps(busy_s=1e6)
+    assert cluster.supervisor._claimed == {"t", "b"}
+    assert [job.env["RANK"] for job in await cluster.rank_jobs()] == ["0", "1"]
+    cluster.machines.remove("b")
+    await cluster.tend()
+    assert cluster.supervisor._claimed == {"t"}
+    assert [job.env["WORLD_SIZE"] for job in await cluster.rank_jobs()] == ["1"]
+    cluster.machines.add("b", "rollout", "train")
+    await cluster.tend()
+    assert cluster.supervisor._claimed == {"t"}, "its rank does not run"
 
 
 async def test_the_engine_of_a_node_that_is_given_back_ends_once_the_gateway_has_let_it_go(
-    tmp_path: Path, ended: list[Supervisor]
+    cluster_of: ClusterOf,
 ) -> None:
-    cluster = Cluster(tmp_path, GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
-    ended.append(cluster.supervisor)
-    async with cluster.http() as http:
-        gateway = await grown(cluster, http, rest_s=1e6)
-        await gateway.rescale()
-        await cluster.tend(http)
-        assert set(cluster.supervisor._addresses()) == {"s-x-0"}, "the gateway is to let it go"
-        assert cluster.machines.stopped == [], "its calls may still run"
-        gateway.has = {"s-x-0"}
-        await gateway.rescale()
-        await cluster.tend(http)
-        assert "s-y left" in cluster.said
-        assert cluster.machines.stopped == ["s-y-0"]
-        await cluster.tend(http)
-        assert cluster.engines == ["s-x-0"], "it is spare"
+    cluster = cluster_of(GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
+    gateway = await grown(cluster, rest_s=1e6)
+    await gateway.rescale()
+    await cluster.tend()
+    assert set(cluster.supervisor._addresses()) == {"s-x-0"}, "the gateway is to let it go"
+    assert cluster.machines.stopped == [], "its calls may still run"
+    gateway.has = {"s-x-0"}
+    await gateway.rescale()
+    await cluster.tend()
+    assert "s-y left" in cluster.lines
+    assert cluster.machines.stopped == ["s-y-0"]
+    await cluster.tend()
+    assert cluster.engines == ["s-x-0"], "it is spare"
 
 
-async def test_no_step_counts_until_the_engine_of_a_new_node_has_been_ready(
-    tmp_path: Path, ended: list[Supervisor]
-) -> None:
+async def test_no_step_counts_until_the_engine_of_a_new_node_has_been_ready(cluster_of: ClusterOf) -> None:
     group = GROUP.replace("most = 2", "most = 3") + "[elastic]\nsteps = 1\n"
-    cluster = Cluster(tmp_path, group, x=["rollout"], y=["rollout"], z=["rollout"])
-    ended.append(cluster.supervisor)
-    async with cluster.http() as http:
-        gateway = Elastic(cluster, http)
-        await cluster.supervisor._wait_for_nodes()
-        await cluster.tend(http)
-        for starting, nodes in (("s-y-0", 1), ("s-y-0", 2), ("s-y-0", 2), ("", 3)):
-            gateway.starting = starting
-            await gateway.steps()
-            assert len(cluster.engines) == nodes
+    cluster = cluster_of(group, x=["rollout"], y=["rollout"], z=["rollout"])
+    gateway = Elastic(cluster)
+    await cluster.start()
+    for starting, nodes in (("s-y-0", 1), ("s-y-0", 2), ("s-y-0", 2), ("", 3)):
+        gateway.starting = starting
+        await gateway.steps()
+        assert len(cluster.engines) == nodes
 
 
-async def test_a_node_that_must_stand_in_for_one_that_left_is_not_given_back(
-    tmp_path: Path, ended: list[Supervisor]
-) -> None:
-    cluster = Cluster(tmp_path, GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
-    ended.append(cluster.supervisor)
-    async with cluster.http() as http:
-        gateway = await grown(cluster, http, load_s=1e6)
-        cluster.machines.remove("x")
-        await cluster.tend(http)
-        await gateway.rescale()
-        assert cluster.engines == list(cluster.supervisor._addresses()) == ["s-y-0"]
-        assert cluster.machines.stopped == ["s-x-0"]
+async def test_a_node_that_must_stand_in_for_one_that_left_is_not_given_back(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
+    gateway = await grown(cluster, load_s=1e6)
+    cluster.machines.remove("x")
+    await cluster.tend()
+    await gateway.rescale()
+    assert cluster.engines == list(cluster.supervisor._addresses()) == ["s-y-0"]
+    assert cluster.machines.stopped == ["s-x-0"]
 
 
-async def test_a_trainer_that_does_not_say_how_long_it_was_busy_is_named_once(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
+async def test_a_trainer_that_does_not_report_its_busy_time_is_named_once(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
     await cluster.supervisor._wait_for_nodes()
-    async with cluster.http() as http:
-        gateway = Elastic(cluster, http)
-        for version in range(5):
-            fills = [{"buffer": version, "state": "PENDING"}]
-            row = {"name": "s-x-0", "model": "demo", "state": "open"}
-            told = {"model": "demo", "version": version, "buffers": fills, "engines": [row], "trained": None}
-            gateway.status_now = told
-            await gateway.rescale()
-    (said,) = [said for said in cluster.said if "busy_s" in said]
-    assert "such as that of batch 1" in said
+    gateway = Elastic(cluster)
+    for version in range(5):
+        fills = [{"buffer": version, "state": "PENDING"}]
+        row = {"name": "s-x-0", "model": "demo", "state": "open"}
+        status = {
+            "model": "demo",
+            "version": version,
+            "buffers": fills,
+            "engines": [row],
+            "trained": None,
+        }
+        gateway.status_now = status
+        await gateway.rescale()
+    (line,) = [line for line in cluster.lines if "busy_s" in line]
+    assert "such as that of batch 1" in line
 
 
-async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
-    tmp_path: Path, ended: list[Supervisor]
-) -> None:
-    cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
-    ended.append(cluster.supervisor)
-    cluster.well, gateway = False, Gateway()
-    async with cluster.http() as http:
-        await cluster.supervisor._wait_for_nodes()
-        tasks = [
-            asyncio.create_task(cluster.ranks.run(), name="trainer"),
-            asyncio.create_task(cluster.supervisor._poll(gateway, http), name="tend"),  # type: ignore[arg-type]
-        ]
-        await until(lambda: len(gateway.told) >= 3, "the gateway was told")
-        await turns(50)
-        assert (gateway.told[-1], cluster.machines.at("trainer-0")) == (set(), [])
-        cluster.well = True
-        await until(lambda: len(cluster.machines.at("trainer-0")) == 1, "the trainer runs")
-        assert {"a-0"} in gateway.told
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+async def test_the_trainer_begins_once_the_gateway_knows_an_engine(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(BOTH + TRAINER, x=["rollout", "train"])
+    cluster.healthy, gateway = False, Gateway()
+    await cluster.supervisor._wait_for_nodes()
+    tasks = [
+        asyncio.create_task(cluster.ranks.run(), name="trainer"),
+        asyncio.create_task(cluster.supervisor._poll(gateway, cluster.http), name="tend"),  # type: ignore[arg-type]
+    ]
+    await until(lambda: len(gateway.updates) >= 3, "the gateway received updates")
+    await turns(50)
+    assert (gateway.updates[-1], cluster.machines.at("trainer-0")) == (set(), [])
+    cluster.healthy = True
+    await until(lambda: len(cluster.machines.at("trainer-0")) == 1, "the trainer runs")
+    assert {"a-0"} in gateway.updates
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
-async def test_everything_ends_in_its_order(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
+async def test_everything_ends_in_its_order(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(BOTH + TRAINER, x=["rollout", "train"])
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
     cluster.ranks.may_start.set()
     await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None, "all run")
@@ -485,24 +461,24 @@ async def test_everything_ends_in_its_order(tmp_path: Path) -> None:
     assert await result_of(running, "the supervisor ends") == 0
     assert cluster.machines.stopped == ["trainer-0", "gateway", "a-0"]
     assert cluster.machines.closed
-    assert cluster.said[-1] == "stopping"
+    assert cluster.lines[-1] == "stopping"
 
 
-async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
+async def test_the_end_of_the_trainer_is_the_end(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(BOTH + TRAINER, x=["rollout", "train"])
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
     cluster.ranks.may_start.set()
     await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None, "all run")
-    cluster.machines.at("trainer-0")[0].ended.set_result(Ended(0, ""))
+    cluster.machines.at("trainer-0")[0].ended.set_result(ProcessEnded(0, ""))
     assert await result_of(running, "the supervisor ends") == 0
-    assert cluster.said[-1] == "the trainer has ended"
+    assert cluster.lines[-1] == "the trainer has ended"
 
 
-async def test_a_second_signal_ends_everything_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_second_signal_ends_everything_immediately(
+    cluster_of: ClusterOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, never, stop = (
-        Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"]),
+        cluster_of(BOTH + TRAINER, x=["rollout", "train"]),
         asyncio.Event(),
         StopRecorder.stop,
     )
@@ -521,12 +497,12 @@ async def test_a_second_signal_ends_everything_at_once(
     assert (running.done(), cluster.machines.stopped) == (False, [])
     cluster.supervisor._on_signal()
     assert await result_of(running, "the supervisor ends") == 1
-    assert cluster.machines.stopped == ["gateway at once", "a-0 at once"]
+    assert cluster.machines.stopped == ["gateway immediately", "a-0 immediately"]
     never.set()
 
 
-async def test_where_something_listens_already_nothing_is_started(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, ONE, x=["rollout"])
+async def test_where_something_listens_already_nothing_is_started(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(ONE, x=["rollout"])
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -542,8 +518,8 @@ async def test_where_something_listens_already_nothing_is_started(tmp_path: Path
     assert cluster.machines.closed
 
 
-async def test_what_the_file_asks_for_and_nobody_has_is_an_error(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, ONE + LEARNER + TRAINER, x=["rollout"])
+async def test_what_the_file_requires_and_no_node_has_is_an_error(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(ONE + LEARNER + TRAINER, x=["rollout"])
     with pytest.raises(Unsatisfied, match=r"the group 't' needs 1 nodes .* \(waited 0\.1 s\)"):
         await cluster.supervisor.check()
     assert cluster.machines.closed

@@ -1,4 +1,4 @@
-"""Places from tags and capacities, and what is said where there is none."""
+"""Places from tags and capacities, and the errors where there is none."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from scheduler.cluster.tags import (
     NODE_LABEL,
     Capacity,
     DiscoveredNode,
-    Group,
     Need,
-    Node,
+    NodeGroup,
+    NodeInUse,
     assign,
     beyond,
     check_counts,
@@ -27,11 +27,11 @@ ENGINE = Need("engines", frozenset({"rollout"}))
 TRAINER = Need("trainer", frozenset({"train"}))
 
 
-def node(name: str, *tags: str, engines: int | None = None, **has: float) -> Node:
+def node(name: str, *tags: str, engines: int | None = None, **has: float) -> NodeInUse:
     """A node of its own group."""
     count = int("rollout" in tags) if engines is None else engines
     capacity = Capacity(has.get("cpus", 8), int(has.get("gpus", 0)), has.get("memory_gb", 64))
-    return Node(name, Group(name, tags, engines=count), DiscoveredNode(name, {}, capacity))
+    return NodeInUse(name, NodeGroup(name, tags, engines=count), DiscoveredNode(name, {}, capacity))
 
 
 def nodes_with(*names: str, **labels: str) -> list[DiscoveredNode]:
@@ -84,7 +84,7 @@ def test_ranks_become_more_by_whole_nodes() -> None:
     )
 
 
-def test_what_is_scarcest_says_how_many_fit() -> None:
+def test_the_scarcest_resource_limits_how_many_fit() -> None:
     both = Capacity(cpus=4, gpus=1, memory_gb=8)
     assert Capacity(cpus=64, gpus=3, memory_gb=1024).holds(both) == 3
     assert Capacity(cpus=7, gpus=8, memory_gb=1024).holds(both) == 1
@@ -94,14 +94,14 @@ def test_what_is_scarcest_says_how_many_fit() -> None:
 
 
 def test_engines_of_a_node_may_have_another_number_of_gpus() -> None:
-    large = Group("large", ("rollout",), engines=2, engine_gpus=4)
+    large = NodeGroup("large", ("rollout",), engines=2, engine_gpus=4)
     nodes = [
         node("a", "rollout", engines=2, gpus=2),
-        Node("large", large, DiscoveredNode("l", {}, Capacity(8, 8, 64))),
+        NodeInUse("large", large, DiscoveredNode("l", {}, Capacity(8, 8, 64))),
     ]
     found = assign(nodes, Need("engines", frozenset({"rollout"}), Capacity(gpus=1)), None).engines
     assert [place.devices for place in found] == [(0,), (1,), (0, 1, 2, 3), (4, 5, 6, 7)]
-    small = Node("large", large, DiscoveredNode("l", {}, Capacity(8, 7, 64)))
+    small = NodeInUse("large", large, DiscoveredNode("l", {}, Capacity(8, 7, 64)))
     with pytest.raises(Unsatisfied, match=r"node large: 2 of engines need 8 gpus \(it has 7\)"):
         assign([small], Need("engines", frozenset({"rollout"})), None)
 
@@ -116,7 +116,7 @@ def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "engine", "trainer", "ranks", "said"),
+    ("nodes", "engine", "trainer", "ranks", "message"),
     [
         ([node("a", "train")], ENGINE, None, 1, "no node can run an engine: no node has the tag rollout (a: train)"),
         ([node("a", "rollout")], ENGINE, TRAINER, 1, "no node can run the trainer: no node has the tag train (a: rollout)"),
@@ -145,12 +145,12 @@ def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:
         ([], ENGINE, None, 1, "no node exists for the tag rollout"),
     ],
 )  # fmt: skip
-def test_what_nobody_satisfies_is_named(
-    nodes: list[Node], engine: Need, trainer: Need | None, ranks: int, said: str
+def test_what_no_node_satisfies_is_named(
+    nodes: list[NodeInUse], engine: Need, trainer: Need | None, ranks: int, message: str
 ) -> None:
     with pytest.raises(Unsatisfied) as raised:
         assign(nodes, engine, trainer, ranks)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @given(st.data())
@@ -174,14 +174,14 @@ def test_no_node_gets_more_than_it_holds_and_every_rank_a_place(data: st.DataObj
 
 
 def test_groups_that_ask_for_more_choose_first() -> None:
-    groups = [Group("any", ("rollout",), most=9, count=1), Group("both", ("rollout", "train"))]
+    groups = [NodeGroup("any", ("rollout",), most=9, count=1), NodeGroup("both", ("rollout", "train"))]
     there = [*nodes_with("x", rollout="true", train="true"), *nodes_with("y", rollout="true")]
     found = {one.name: one.discovered.id for one in match(groups, there, {})}
     assert found == {"both": "x", "any-y": "y"}
 
 
 def test_a_node_stays_in_its_group_and_late_ones_are_used() -> None:
-    groups = [Group("g", ("rollout",), engines=1, count=1, most=2)]
+    groups = [NodeGroup("g", ("rollout",), engines=1, count=1, most=2)]
     first = match(groups, nodes_with("b", rollout="true"), {})
     kept = {one.discovered.id: one.name for one in first}
     later = match(groups, nodes_with("a", "b", "c", rollout="true"), kept)
@@ -193,14 +193,14 @@ def test_a_node_stays_in_its_group_and_late_ones_are_used() -> None:
 
 
 def test_a_group_that_chooses_first_takes_no_node_from_another() -> None:
-    groups = [Group("few", ("rollout",), zone="z"), Group("any", ("rollout",))]
+    groups = [NodeGroup("few", ("rollout",), zone="z"), NodeGroup("any", ("rollout",))]
     there = nodes_with("x", rollout="true", zone="z")
     assert [one.name for one in match(groups, there, {})] == ["few"]
     assert [one.name for one in match(groups, there, {"x": "any"})] == ["any"]
 
 
 def test_spare_nodes_are_used_only_when_they_may_be() -> None:
-    groups = [Group("g", ("rollout",), engines=1, count=1, most=9)]
+    groups = [NodeGroup("g", ("rollout",), engines=1, count=1, most=9)]
     there = nodes_with("a", "b", "c", rollout="true")
     none = match(groups, there, {}, spare=0)
     assert [one.discovered.id for one in none] == ["a"]
@@ -211,7 +211,7 @@ def test_spare_nodes_are_used_only_when_they_may_be() -> None:
 
 
 def test_a_label_that_no_node_has_is_named() -> None:
-    groups = [Group("h", ("rollout",), hardware="h100", count=2, most=2)]
+    groups = [NodeGroup("h", ("rollout",), hardware="h100", count=2, most=2)]
     there = [
         *nodes_with("a", rollout="true", hardware="h100"),
         *nodes_with("b", rollout="true", hardware="cpu"),
@@ -223,11 +223,11 @@ def test_a_label_that_no_node_has_is_named() -> None:
     with pytest.raises(
         Unsatisfied, match=r"no node has the label train=true\. All nodes: a \(hardware=h100, rollout"
     ):
-        check_counts([Group("t", ("train",))], there, [])
+        check_counts([NodeGroup("t", ("train",))], there, [])
 
 
 def test_spare_nodes_that_are_used_already_count() -> None:
-    groups = [Group("g", ("rollout",), count=1, most=9), Group("h", ("train",), count=0, most=9)]
+    groups = [NodeGroup("g", ("rollout",), count=1, most=9), NodeGroup("h", ("train",), count=0, most=9)]
     there = [*nodes_with("a", "b", "c", rollout="true"), *nodes_with("t", "u", train="true")]
     kept = {one.discovered.id: one.name for one in match(groups, there, {}, spare=1)}
     assert sorted(kept) == ["a", "b"]
@@ -236,8 +236,8 @@ def test_spare_nodes_that_are_used_already_count() -> None:
         assert sorted(found) == ["a", "b", *more]
 
 
-def test_a_group_that_has_as_many_as_it_takes_leaves_nobody_waiting() -> None:
-    groups = [Group("g", ("rollout",), count=1, most=2)]
+def test_a_full_group_waits_for_no_node() -> None:
+    groups = [NodeGroup("g", ("rollout",), count=1, most=2)]
     there = nodes_with("a", "b", "c", rollout="true")
     nodes = match(groups, there, {})
     assert [one.discovered.id for one in nodes] == ["a", "b"]
@@ -245,7 +245,7 @@ def test_a_group_that_has_as_many_as_it_takes_leaves_nobody_waiting() -> None:
 
 
 def test_what_a_group_has_no_room_for_is_left_to_others() -> None:
-    groups = [Group("g", ("rollout",), count=1, most=2), Group("h", ("rollout",), count=0, most=9)]
+    groups = [NodeGroup("g", ("rollout",), count=1, most=2), NodeGroup("h", ("rollout",), count=0, most=9)]
     found = {
         one.discovered.id: one.group.name
         for one in match(groups, nodes_with("a", "b", "c", rollout="true"), {})
@@ -254,7 +254,7 @@ def test_what_a_group_has_no_room_for_is_left_to_others() -> None:
 
 
 def test_a_part_of_one_machine_is_found_by_its_name_alone() -> None:
-    group = Group("a", ("rollout",), zone="z", labels={NODE_LABEL: "a"})
+    group = NodeGroup("a", ("rollout",), zone="z", labels={NODE_LABEL: "a"})
     assert group.matches(DiscoveredNode("a", {NODE_LABEL: "a"}, Capacity()))
     assert not group.matches(
         DiscoveredNode("b", {NODE_LABEL: "b", "rollout": "true", "zone": "z"}, Capacity())
@@ -264,8 +264,8 @@ def test_a_part_of_one_machine_is_found_by_its_name_alone() -> None:
 def test_a_node_is_in_one_group_although_the_names_of_two_begin_alike() -> None:
     """Later too: a named node may be called as a group is, with something behind it."""
     groups = [
-        Group("gpu-big", ("rollout",), labels={"disk": "fast"}),
-        Group("gpu", ("rollout",), count=1, most=9),
+        NodeGroup("gpu-big", ("rollout",), labels={"disk": "fast"}),
+        NodeGroup("gpu", ("rollout",), count=1, most=9),
     ]
     there = [*nodes_with("x", rollout="true", disk="fast"), *nodes_with("y", rollout="true")]
     first = match(groups, there, {})
@@ -275,7 +275,10 @@ def test_a_node_is_in_one_group_although_the_names_of_two_begin_alike() -> None:
 
 
 def test_the_next_spare_node_is_the_next_that_brings_engines() -> None:
-    groups = [Group("t", ("train",), zone="z", count=0, most=9), Group("g", ("rollout",), engines=3, most=2)]
+    groups = [
+        NodeGroup("t", ("train",), zone="z", count=0, most=9),
+        NodeGroup("g", ("rollout",), engines=3, most=2),
+    ]
     there = [*nodes_with("a", "b", "c", rollout="true"), *nodes_with("t", train="true", zone="z")]
     kept = {one.discovered.id: one.name for one in match(groups, there, {}, spare=0)}
     assert list(kept) == ["a"]
@@ -285,18 +288,18 @@ def test_the_next_spare_node_is_the_next_that_brings_engines() -> None:
 
 
 def test_only_a_node_that_its_group_does_not_need_is_given_back_the_last_first() -> None:
-    need = Group("need", ("rollout",), engines=1, count=2, most=9)
-    spare = Group("spare", ("rollout",), engines=1, count=0)
-    both = Group("both", ("rollout", "train"), engines=1, count=0)
-    none = Group("none", ("rollout",), count=0)
+    need = NodeGroup("need", ("rollout",), engines=1, count=2, most=9)
+    spare = NodeGroup("spare", ("rollout",), engines=1, count=0)
+    both = NodeGroup("both", ("rollout", "train"), engines=1, count=0)
+    none = NodeGroup("none", ("rollout",), count=0)
     nodes = [
-        Node(name, group, *nodes_with(name))
+        NodeInUse(name, group, *nodes_with(name))
         for name, group in (("a", need), ("b", need), ("c", need), ("s", spare))
     ]
-    nodes += [Node("l", both, *nodes_with("l")), Node("n", none, *nodes_with("n"))]
+    nodes += [NodeInUse("l", both, *nodes_with("l")), NodeInUse("n", none, *nodes_with("n"))]
     trainer, order = frozenset({"train"}), ["a", "c", "s", "b", "l", "n"]
 
-    def given(nodes: list[Node]) -> list[str]:
+    def given(nodes: list[NodeInUse]) -> list[str]:
         found = []
         while (last := last_spare(nodes, order, trainer)) is not None:
             found.append(last.name)

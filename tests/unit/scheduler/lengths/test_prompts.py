@@ -8,7 +8,7 @@ import pytest
 from scheduler.lengths.prompts import Prompts
 
 
-def test_before_a_fit_it_says_nothing_and_afterwards_what_the_line_says() -> None:
+def test_before_a_fit_it_predicts_nothing_and_afterwards_the_value_of_the_line() -> None:
     prompts, draw = Prompts(), np.random.default_rng(0)
     columns = draw.normal(5, 2, (400, 3))
     assert prompts.predict(columns[0]) is None
@@ -23,7 +23,7 @@ def test_a_task_counts_once_however_often_it_was_called() -> None:
     assert prompts.predict(np.zeros(1)) == pytest.approx(2)
 
 
-def test_a_column_that_never_changed_has_no_say() -> None:
+def test_a_column_that_never_changed_does_not_count() -> None:
     prompts = Prompts()
     columns = np.array([[7.0, i] for i in range(50)])
     prompts.fit(columns, columns[:, 1], [f"t{i}" for i in range(50)])

@@ -1,4 +1,4 @@
-"""Rankers: what they learn, that they forget, and that they are functions of what they were shown."""
+"""Rankers: what they learn, that they forget, and that they are functions of the calls that they received."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def hash_of(task: str) -> int:
 
 
 @pytest.mark.parametrize("name", sorted(RANKERS))
-def test_what_a_ranker_says_is_a_function_of_what_it_was_shown(name: str) -> None:
+def test_predictions_are_a_function_of_the_calls_that_were_learned(name: str) -> None:
     first, second = make_ranker(name), make_ranker(name)
     assert shown(first, 300, lambda i: f"t{i % 9}") == shown(second, 300, lambda i: f"t{i % 9}")
     assert first.predict(features(1)) == second.predict(features(1))
@@ -58,7 +58,7 @@ def test_no_ranker_knows_nothing() -> None:
     assert not ranker.predict(features(1)).known
 
 
-def test_history_says_the_mean_of_the_task() -> None:
+def test_history_predicts_the_mean_of_the_task() -> None:
     ranker = make_ranker("history")
     assert not ranker.predict(features(0)).known
     for length in (10, 20):
@@ -76,7 +76,7 @@ def test_an_unknown_name_is_refused() -> None:
         make_ranker("nonsense")
 
 
-def test_without_its_package_boosted_says_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_boosted_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with pytest.raises(ImportError, match=r"boosted.*headgate\[lengths\]"):
         make_ranker("boosted")
@@ -98,7 +98,7 @@ def test_its_package_is_imported_only_for_who_chose_it() -> None:
     subprocess.run([sys.executable, "-c", text], check=True, timeout=120)
 
 
-def test_the_words_of_a_prompt_say_how_long_the_calls_of_a_new_task_are() -> None:
+def test_the_words_of_a_prompt_predict_how_long_the_calls_of_a_new_task_are() -> None:
     scores, lengths = shown(make_ranker("boosted"), 1200, lambda i: f"t{i}")
     recall = tail_recall(scores[600:], lengths[600:])
     assert recall is not None
@@ -107,7 +107,7 @@ def test_the_words_of_a_prompt_say_how_long_the_calls_of_a_new_task_are() -> Non
     )  # a ranking without the words reaches 0.2; noise within the hard quarter keeps it from 1
 
 
-def test_the_history_of_a_task_says_what_its_words_do_not() -> None:
+def test_the_history_of_a_task_predicts_what_its_words_do_not() -> None:
     ranker, draw = make_ranker("boosted"), random.Random(1)
     scores, lengths = [], []
     for i in range(1500):
@@ -152,8 +152,8 @@ def test_no_more_is_expected_than_may_be_sampled() -> None:
     assert ranker.predict(features(999)).expected > 500
 
 
-def test_what_is_learnt_of_a_call_is_what_was_known_when_it_was_predicted() -> None:
-    """All samples of a group begin at once: what its first ones teach the others did not have."""
+def test_what_is_learned_of_a_call_is_what_was_known_when_it_was_predicted() -> None:
+    """All samples of a group begin together: what the first ones teach was not known to the others."""
     work: list[Callable[[], None]] = []
     ranker = Boosted(0.2, 100, run=work.append)
     calls = [features(i) for i in range(64)]
@@ -167,7 +167,7 @@ def test_what_is_learnt_of_a_call_is_what_was_known_when_it_was_predicted() -> N
     assert all(call.encoded.past == ((0, 0),) * 4 for call, _ in some)
 
 
-def test_before_the_first_fit_it_is_what_history_says_and_fits_are_left_to_others() -> None:
+def test_before_the_first_fit_it_predicts_as_history_and_fits_run_elsewhere() -> None:
     work: list[Callable[[], None]] = []
     ranker, history = Boosted(0.2, 100, run=work.append), make_ranker("history", memory=100)
     draw = random.Random(5)
@@ -177,7 +177,7 @@ def test_before_the_first_fit_it_is_what_history_says_and_fits_are_left_to_other
         length = draw.randrange(10, 99)
         ranker.learn(call, length)
         history.learn(call, length)
-    assert len(work) == 1, "while a fit is not done, no other one is asked for"
+    assert len(work) == 1, "while a fit runs, no other one is requested"
     work.pop()()
     assert ranker.predict(features(999)) != history.predict(features(999))
     ranker.learn(features(999), 5)
@@ -194,9 +194,9 @@ def test_trees_that_were_fitted_to_few_calls_count_little(monkeypatch: pytest.Mo
     assert 0 < few < models._trees[1] < 0.1
     call = models.call(ranker._encoder.encode(features(999)))
     monkeypatch.setattr(models, "_trees", (trees, 0.25))
-    said = float(trees.predict(call.row[None])[0])
-    assert said != call.expected
-    assert models.predict(call) == pytest.approx(0.75 * call.expected + 0.25 * said)
+    own = float(trees.predict(call.row[None])[0])
+    assert own != call.expected
+    assert models.predict(call) == pytest.approx(0.75 * call.expected + 0.25 * own)
 
 
 def test_a_fit_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_the_words_at_the_end_of_a_long_prompt_count() -> None:
     assert (rows[0] != rows[1]).any()
 
 
-def test_a_word_of_long_calls_says_so_of_a_new_task() -> None:
+def test_a_word_of_long_calls_predicts_long_calls_of_a_new_task() -> None:
     encoder = Encoder(memory=4)
     for i in range(40):
         encoder.add(features(i, f"t{i}", prompt=HARD if i % 2 else EASY), 1000 if i % 2 else 10)

@@ -64,9 +64,7 @@ def test_recall_by_hand() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.floats(0.05, 0.95))
-def test_the_true_order_has_all_and_a_ranking_that_says_nothing_its_share(
-    lengths: list[int], share: float
-) -> None:
+def test_the_true_order_has_all_and_a_constant_ranking_its_share(lengths: list[int], share: float) -> None:
     distinct = list(range(len(lengths)))
     assert tail_recall(distinct, distinct, share) == pytest.approx(1)
     same, own = tail_recall([0] * len(lengths), lengths, share), tail_recall(lengths, lengths, share)

@@ -6,16 +6,16 @@ import io
 from typing import Any
 
 from scheduler.policies.staleness_events import BufferReady, Consume, Leased
-from scheduler.program.calls import Arrived, Closed, Demand, Fitted, Left, Opened, Placed
-from scheduler.program.events import Do, Done, Ended, Published
+from scheduler.program.calls import Arrived, CallDeparted, Closed, Demand, Opened, Placed, SpeedFitted
+from scheduler.program.events import Published, StepCommand, StepResult, UpdateResult
 from scheduler.program.nodes import Asleep, Claimed, Filling, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
 from scheduler.reactor import SECOND, Program, Reactor, Recording, Runtime, VirtualClock
 from scheduler.reactor.recording import Run, read
 
 EVENTS = {
     "ledger_actor": (Leased, Consume, BufferReady),
-    "update_actor": (Do, Done, Ended, Published, Opened, Closed),
-    "placement_actor": (Demand, Placed, Fitted),
+    "update_actor": (StepCommand, StepResult, UpdateResult, Published, Opened, Closed),
+    "placement_actor": (Demand, Placed, SpeedFitted),
     "lending": (NodeAdded, NodeRemoved, Hosted, Claimed, Released, Asleep, RoleIs, Filling),
 }
 SETTINGS: dict[str, Any] = {"models": {"actor": {"ledger": {}}}}
@@ -59,4 +59,4 @@ def arrives(call: str) -> Demand:
 
 def leaves(call: str) -> Demand:
     """Return the end of a call."""
-    return Demand(left=(Left(call, 20),))
+    return Demand(left=(CallDeparted(call, 20),))

@@ -1,4 +1,4 @@
-"""`scheduler plan`: profiles that are read or refused, and what a recorded run says."""
+"""`scheduler plan`: profiles that are read or refused, and what is derived from a recorded run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.planning.timeline import Timeline
 from scheduler.policies.allocation import AS_MEASURED, Points, Sampling, Site, Training
 from scheduler.policies.staleness_events import Consume, Leased
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import Arrived, Demand, Fitted, Left, Opened, Placed
+from scheduler.program.calls import Arrived, CallDeparted, Demand, Opened, Placed, SpeedFitted
 from scheduler.program.nodes import Hosted, NodeAdded
 from tests.unit.scheduler.planning.story import recorded
 
@@ -37,18 +37,18 @@ def test_a_measured_profile_by_hand(tmp_path: Path) -> None:
     )
     result = CliRunner().invoke(app, ["plan", str(path), "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    said = json.loads(result.output.splitlines()[-1])
+    plan = json.loads(result.output.splitlines()[-1])
     best = {"rollout": 6, "train": 2, "step_s": 10.0, "generation_s": 10.0, "training_s": 10.0, "cost": 8.0}
-    assert said["best"] == best | {"site": "here"}
-    assert said["memory"]["kind"] == "in turn" and "engine and trainer on one GPU: in turn" in result.output
-    assert said["sensitivity"]["length +20%"]["step_s"] == 12.0
-    assert {(split["rollout"], split["train"]) for split in said["neighbours"]} == {
+    assert plan["best"] == best | {"site": "here"}
+    assert plan["memory"]["kind"] == "in turn" and "engine and trainer on one GPU: in turn" in result.output
+    assert plan["sensitivity"]["length +20%"]["step_s"] == 12.0
+    assert {(split["rollout"], split["train"]) for split in plan["neighbors"]} == {
         (5, 3),
         (5, 2),
         (6, 1),
         (7, 1),
     }
-    assert Path(said["png"]).read_bytes().startswith(b"\x89PNG")
+    assert Path(plan["png"]).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_profile_of_the_documentation_is_one() -> None:
@@ -89,13 +89,13 @@ def test_engines_of_each_size_are_tried_and_a_longest_reply_may_take_eta_more_ba
 
     assert steps() == pytest.approx(
         {"here": 1.0, "here, engines large": 1.2}
-    )  # 6 replies an engine, 2 at once
+    )  # 6 replies an engine, 2 concurrently
     assert steps(longest_tokens=1000) == pytest.approx({"here": 10.0, "here, engines large": 4.0})
     assert steps(longest_tokens=1000, eta=3) == pytest.approx({"here": 2.5, "here, engines large": 1.2})
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"sizes": {"large": {"k1": 0.1}}}, "sizes.large"),
         ({"generation": {}}, "either `seconds`, or all of k1"),
@@ -110,13 +110,13 @@ def test_engines_of_each_size_are_tried_and_a_longest_reply_may_take_eta_more_ba
         ({"generation": {"seconds": {"0": 3.0}}}, "generation.seconds.0"),
     ],
 )
-def test_a_wrong_profile_is_refused_by_the_names_of_its_keys(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadProfile, match=said):
+def test_a_wrong_profile_is_refused_by_the_names_of_its_keys(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadProfile, match=message):
         Profile.parse(MEASURED | changed)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "one of the two"),
         (["a.toml", "--nodes", "4"], "are for --run"),
@@ -125,13 +125,13 @@ def test_a_wrong_profile_is_refused_by_the_names_of_its_keys(changed: dict[str, 
         (["{small}"], "a split needs a node that samples and one that trains"),
     ],
 )
-def test_the_command_refuses(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_the_command_refuses(tmp_path: Path, arguments: list[str], message: str) -> None:
     small = tmp_path / "small.toml"
     small.write_text(
         "[generation]\nseconds = { 1 = 6.0 }\n[training]\nseconds = { 1 = 2.0 }\n[sites.a]\nnodes = 1\n"
     )
     result = CliRunner().invoke(app, ["plan", *(one.format(small=small) for one in arguments)])
-    assert (result.exit_code, said in result.output) == (2, True)
+    assert (result.exit_code, message in result.output) == (2, True)
 
 
 WORK = TrainerRecord((Block("train", 1006, 1008), Block("train", 1016, 1018)))
@@ -139,19 +139,19 @@ WORK = TrainerRecord((Block("train", 1006, 1008), Block("train", 1016, 1018)))
 
 def calls(fitted: bool, engines: tuple[str, str] = ("e", "e")) -> tuple[list[Any], Timeline]:
     """Two steps of 10 s: in each an engine samples for 6 s, two calls of 100 + 50 and 100 + 150 tokens; or two engines do."""
-    told: list[tuple[float, Any]] = [
+    events: list[tuple[float, Any]] = [
         *((0, Opened(engine, 0)) for engine in dict.fromkeys(engines)),
         (0, Leased(0)),
     ]
     if fitted:
-        told.append((0, Fitted("e", 0.0, 0.02, 0.0, 0.02)))
+        events.append((0, SpeedFitted("e", 0.0, 0.02, 0.0, 0.02)))
     for start in (0, 10):
         for name, engine, length in zip("ab", engines, (150, 250), strict=True):
             call = f"{name}{start}"
-            told += [(start, Demand(arrived=(Arrived(call, 0, 100),))), (start, Placed(call, engine))]
-            told.append((start + 6, Demand(left=(Left(call, length),))))
-        told.append((start + 9.5, Consume(start // 10)))
-    runs = recorded(*sorted(told, key=lambda one: one[0]), until=21)
+            events += [(start, Demand(arrived=(Arrived(call, 0, 100),))), (start, Placed(call, engine))]
+            events.append((start + 6, Demand(left=(CallDeparted(call, length),))))
+        events.append((start + 9.5, Consume(start // 10)))
+    runs = recorded(*sorted(events, key=lambda one: one[0]), until=21)
     return runs, timeline_of(runs, {"actor": WORK}).within(0.0, 19.5)
 
 
@@ -175,7 +175,7 @@ def test_a_run_with_coefficients_is_an_engines_model_made_to_fit() -> None:
         150.0,
         2,
     )
-    # The model says 150 steps of 40 ms for the longest, which is what the run took: 6 s.
+    # The model predicts 150 steps of 40 ms for the longest, which is what the run took: 6 s.
     assert model.factor == pytest.approx(1.0)
     assert model.seconds(1, AS_MEASURED) == pytest.approx(6.0)
     assert site.rollout.nodes == 2
@@ -190,9 +190,13 @@ def test_a_run_without_training_is_refused() -> None:
 
 def test_what_is_counted_of_a_runs_calls() -> None:
     """Calls without tokens or ended later do not count; prompts count as first sent, lengths as the longest of each step."""
-    told: list[tuple[float, Any]] = [(0, NodeAdded("r0", ("rollout",))), (0, Leased(0))]
+    events: list[tuple[float, Any]] = [(0, NodeAdded("r0", ("rollout",))), (0, Leased(0))]
     for engine, k2 in (("e", 0.01), ("f", 0.02), ("g", 0.09)):
-        told += [(0, Hosted(engine, "r0")), (0, Opened(engine, 0)), (0, Fitted(engine, 0.0, k2, 0.0, 0.02))]
+        events += [
+            (0, Hosted(engine, "r0")),
+            (0, Opened(engine, 0)),
+            (0, SpeedFitted(engine, 0.0, k2, 0.0, 0.02)),
+        ]
     for start, end, name, engine, length in (
         (1, 6, "a", "e", 250),
         (1, 5, "b", "f", 150),
@@ -201,10 +205,10 @@ def test_what_is_counted_of_a_runs_calls() -> None:
         (12, 16, "d", "e", 130),
         (18, 20, "late", "e", 900),
     ):
-        told += [(start, Demand(arrived=(Arrived(name, 0, 100),))), (start, Placed(name, engine))]
-        told.append((end, Demand(left=(Left(name, length),))))
-    told += [(3, Demand(arrived=(Arrived("a", 0, 120),))), (9.5, Consume(0)), (19.5, Consume(1))]
-    runs = recorded(*sorted(told, key=lambda one: one[0]), until=21)
+        events += [(start, Demand(arrived=(Arrived(name, 0, 100),))), (start, Placed(name, engine))]
+        events.append((end, Demand(left=(CallDeparted(name, length),))))
+    events += [(3, Demand(arrived=(Arrived("a", 0, 120),))), (9.5, Consume(0)), (19.5, Consume(1))]
+    runs = recorded(*sorted(events, key=lambda one: one[0]), until=21)
     timeline = timeline_of(runs, {"actor": WORK}).within(0.0, 19.5)
     site, _ = measured.site_of(runs, timeline)
     model = site.generation
@@ -220,8 +224,8 @@ def test_engines_on_nodes_of_their_own_are_one_a_node() -> None:
     assert (model.engines, model.most) == (1, 1)
 
 
-def test_a_run_without_calls_or_without_rollout_says_less() -> None:
-    fitted = [(0, Fitted("e", 0.0, 0.02, 0.0, 0.02)), (0, Opened("e", 0))]
+def test_a_run_without_calls_or_without_rollout_shows_less() -> None:
+    fitted = [(0, SpeedFitted("e", 0.0, 0.02, 0.0, 0.02)), (0, Opened("e", 0))]
     runs = recorded(*fitted, (0, Leased(0)), (9.5, Consume(0)), until=21)
     site, basis = measured.site_of(runs, timeline_of(runs, {"actor": WORK}).within(0.0, 9.5))
     assert isinstance(site.generation, Points)
@@ -231,7 +235,7 @@ def test_a_run_without_calls_or_without_rollout_says_less() -> None:
         measured.site_of(runs, timeline_of(runs, {"actor": WORK}))
 
 
-def test_what_a_profile_says_of_the_stages_is_what_they_are() -> None:
+def test_the_stages_are_those_of_the_profile() -> None:
     batch = {"samples": 8, "prompt_tokens": 5.0, "reply_tokens": 20.0, "longest_tokens": 90.0}
     generation = {"k1": 0.0, "k2": 0.02, "k3": 0.01, "k4": 0.03, "engines": 2, "max_running": 4}
     given = {"batch": batch, "generation": generation, "sites": {"here": {"nodes": 4}}}
@@ -264,21 +268,24 @@ def test_the_table_of_a_plan_by_hand() -> None:
     )
     assert [row[0] for row in others] == ["1 + 2", "1 + 1", "2 + 2"]
     assert last[:5] == ("the best there", "", "", "30.00", "24.00 (2 + 1)")
-    said = report.summary(plans, ["this test"])
-    assert (said["best"]["site"], [one["site"] for one in said["others"]]) == (plans[0].name, [plans[1].name])
+    summary = report.summary(plans, ["this test"])
+    assert (summary["best"]["site"], [one["site"] for one in summary["others"]]) == (
+        plans[0].name,
+        [plans[1].name],
+    )
 
 
-def test_what_another_load_would_cost_is_told() -> None:
+def test_the_cost_of_another_load_is_reported() -> None:
     """At 6 + 2 both stages take 10 s, and both have as much to do as replies are long."""
     site = Site(
         Points(((1, 60.0),)),
         Points(((1, 20.0),), trains=True),
         Profile.parse(MEASURED).sites_to_try()["here"].rollout,
     )
-    said = report.summary(report.plans_of({"here": site}), [])["sensitivity"]
-    slower = {name: one["step_s"] for name, one in said.items()}
+    loads = report.summary(report.plans_of({"here": site}), [])["sensitivity"]
+    slower = {name: one["step_s"] for name, one in loads.items()}
     assert slower == {"length -20%": 8.0, "length +20%": 12.0, "training -20%": 10.0, "training +20%": 12.0}
-    assert all(one["loss"] == round(one["step_s"] / one["best"]["step_s"] - 1, 4) for one in said.values())
+    assert all(one["loss"] == round(one["step_s"] / one["best"]["step_s"] - 1, 4) for one in loads.values())
 
 
 def test_a_recorded_run_is_planned_from_its_folder(tmp_path: Path) -> None:
@@ -296,9 +303,9 @@ def test_a_recorded_run_is_planned_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     result = CliRunner().invoke(app, ["plan", "--run", str(tmp_path), "--number", "2", "--nodes", "5"])
     assert result.exit_code == 0, result.output
-    said = json.loads(result.output.splitlines()[-1])
-    assert said["best"]["rollout"] + said["best"]["train"] <= 5
-    assert "2 steps, each 6.00 node-seconds of rollout and 2.00 of training" in " ".join(said["basis"])
+    plan = json.loads(result.output.splitlines()[-1])
+    assert plan["best"]["rollout"] + plan["best"]["train"] <= 5
+    assert "2 steps, each 6.00 node-seconds of rollout and 2.00 of training" in " ".join(plan["basis"])
     more = CliRunner().invoke(app, ["plan", "--run", str(tmp_path), "--number", "2"])
     own = json.loads(more.output.splitlines()[-1])["best"]
     assert (own["rollout"], own["train"]) == (1, 1)

@@ -15,15 +15,11 @@ from scheduler.planning.node_states import Nodes
 from scheduler.planning.recorded import BadMetrics, Block, TrainerRecord, read_metrics, slugs_of, timeline_of
 from scheduler.planning.timeline import Step, Timeline
 from scheduler.policies.staleness_events import BufferReady, Consume, Leased
-from scheduler.program.calls import Closed, Demand, Left, Opened, Placed
-from scheduler.program.events import Do, Done, Ended, Published
+from scheduler.program.calls import CallDeparted, Closed, Demand, Opened, Placed
+from scheduler.program.events import Published, StepCommand, StepResult, UpdateResult
 from scheduler.program.nodes import Asleep, Claimed, Filling, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
 from tests.unit.scheduler.planning.partition import assert_partition
-from tests.unit.scheduler.planning.story import (
-    arrives,
-    leaves,
-    recorded,
-)
+from tests.unit.scheduler.planning.story import arrives, leaves, recorded
 from tests.unit.scheduler.program.world import MODEL, World
 
 BOTH = ("train", "rollout")
@@ -36,17 +32,17 @@ def states(timeline: Timeline, node: str) -> str:
 
 def test_an_engine_that_is_open_but_has_no_call_is_idle() -> None:
     runs = recorded(
-        (1, Do("e", "launch", 0)),
-        (3, Done("e", "open", 0)),
+        (1, StepCommand("e", "launch", 0)),
+        (3, StepResult("e", "open", 0)),
         (4, arrives("a")),
         (4, Placed("a", "e")),
         (5, Placed("b", "e")),
         (6, leaves("a")),
         (7, leaves("b")),
         (8, Placed("c", "e")),
-        (9, Do("e", "hold", 1)),
-        (10, Demand(left=(Left("c", 5),))),
-        (12, Done("e", "open", 1)),
+        (9, StepCommand("e", "hold", 1)),
+        (10, Demand(left=(CallDeparted("c", 5),))),
+        (12, StepResult("e", "open", 1)),
         until=14,
     )
     timeline = timeline_of(runs)
@@ -66,14 +62,14 @@ def test_calls_of_an_engine_that_stops_are_not_its_own_any_more() -> None:
     runs = recorded(
         (0, Opened("e", 0)),
         (1, Placed("a", "e")),
-        (2, Do("e", "quarantine", 0)),
+        (2, StepCommand("e", "quarantine", 0)),
         (4, Opened("e", 0)),
         until=6,
     )
     assert states(timeline_of(runs), "e") == "idle 0-1, rollout 1-2, idle 2-6"
 
 
-def test_a_lent_node_does_what_its_role_says() -> None:
+def test_a_lent_node_does_what_its_role_is() -> None:
     """The life of a node that has both tags: lent, called back, trained on, lent again."""
     runs = recorded(
         (0, NodeAdded("t0", BOTH)),
@@ -81,8 +77,8 @@ def test_a_lent_node_does_what_its_role_says() -> None:
         (0, RoleIs("t0", "train")),
         (1, Released("t0", MODEL)),
         (1, RoleIs("t0", "switching")),
-        (1, Do("e", "wake", 0)),
-        (2, Done("e", "open", 0)),
+        (1, StepCommand("e", "wake", 0)),
+        (2, StepResult("e", "open", 0)),
         (2, RoleIs("t0", "rollout")),
         (3, Placed("a", "e")),
         (7, Claimed("t0", MODEL)),
@@ -121,7 +117,7 @@ def test_a_trainer_that_wrote_nothing_down_trains_whole_batches() -> None:
         (1, Leased(0)),
         (3, BufferReady(0)),
         (5, Published(1)),
-        (6, Ended(1, True)),
+        (6, UpdateResult(1, True)),
         (6.5, Consume(0)),
         (7, BufferReady(1)),
         (8, Leased(1)),
@@ -133,8 +129,8 @@ def test_a_trainer_that_wrote_nothing_down_trains_whole_batches() -> None:
     )
 
 
-def test_what_is_told_of_batches_says_the_same_as_the_ledgers_own_events() -> None:
-    """Recordings have had the ledger's events, and have `Filling` in their place."""
+def test_filling_events_give_the_same_timeline_as_the_ledgers_own_events() -> None:
+    """Older recordings have the ledger's events, and newer ones `Filling`."""
 
     def batch(buffer: int, groups: int, leased: int, trained: int) -> Filling:
         return Filling(MODEL, buffer, groups, 2, 0, leased=leased, trained=trained)
@@ -144,7 +140,7 @@ def test_what_is_told_of_batches_says_the_same_as_the_ledgers_own_events() -> No
         (1, batch(0, 1, 0, -1)),
         (3, batch(0, 2, 0, -1)),
         (5, Published(1)),
-        (6, Ended(1, True)),
+        (6, UpdateResult(1, True)),
         (6.5, batch(1, 1, 0, 0)),
         (7, batch(1, 2, 0, 0)),
         (8, batch(1, 2, 1, 0)),
@@ -158,7 +154,7 @@ def test_what_is_told_of_batches_says_the_same_as_the_ledgers_own_events() -> No
     assert timeline.steps == (Step(0, 6.5),)
 
 
-def test_what_was_trained_before_a_recording_is_no_step_of_it() -> None:
+def test_what_was_trained_before_a_recording_is_not_a_step_of_it() -> None:
     after = Filling(MODEL, 5, 1, 2, 0, leased=5, trained=4)
     runs = recorded((1, after), (2, after), (3, replace(after, buffer=6, trained=5)), until=4)
     assert [step.number for step in timeline_of(runs).steps] == [5]
@@ -173,7 +169,7 @@ def test_a_node_for_training_alone_is_its_trainers() -> None:
     assert states(timeline, "r0") == "idle 0-1, rollout 1-6"
 
 
-def test_nobody_knows_which_of_two_nodes_a_trainer_is_on_that_claimed_none() -> None:
+def test_the_node_of_a_trainer_that_claimed_none_of_two_is_unknown() -> None:
     added = [(0, NodeAdded(node, ("train",))) for node in ("t0", "t1")]
     runs = recorded(*added, (1, Leased(0)), (2, BufferReady(0)), until=4)
     timeline = timeline_of(runs)
@@ -237,9 +233,12 @@ happenings = st.one_of(
     st.builds(Opened, names, st.just(0)),
     st.builds(Closed, names),
     st.builds(
-        Do, names, st.sampled_from(["launch", "hold", "stop", "quarantine", "sleep", "wake"]), st.just(0)
+        StepCommand,
+        names,
+        st.sampled_from(["launch", "hold", "stop", "quarantine", "sleep", "wake"]),
+        st.just(0),
     ),
-    st.builds(Done, names, st.sampled_from(["open", "stop", "sleep"]), st.just(0), st.booleans()),
+    st.builds(StepResult, names, st.sampled_from(["open", "stop", "sleep"]), st.just(0), st.booleans()),
     st.builds(Placed, st.sampled_from("xyz"), names),
     st.builds(leaves, st.sampled_from("xyz")),
     st.builds(NodeAdded, nodes, st.sampled_from([BOTH, ("train",), ("rollout",)])),
@@ -283,7 +282,12 @@ def test_every_story_is_a_partition(story: list[tuple[float, Any]], work: tuple[
 
 def test_what_a_trainer_wrote_counts_and_not_what_the_ledger_lets_one_guess() -> None:
     runs = recorded(
-        (1, Leased(0)), (2, BufferReady(0)), (4, Published(1)), (5, Ended(1, True)), (6, Consume(0)), until=8
+        (1, Leased(0)),
+        (2, BufferReady(0)),
+        (4, Published(1)),
+        (5, UpdateResult(1, True)),
+        (6, Consume(0)),
+        until=8,
     )
     worked = TrainerRecord((Block("train", 1001.5, 1003), Block("switching", 1003, 1003.5)))
     assert states(timeline_of(runs, {MODEL: worked}), "trainer") == (
@@ -337,26 +341,26 @@ def test_a_node_that_is_lent_samples_though_its_trainer_computes_elsewhere() -> 
 
 
 def test_an_engine_on_its_way_is_so_until_it_is_open() -> None:
-    """Being closed is a part of it, and a probe that fails is no end."""
+    """Being closed is a part of it, and a failed probe does not end it."""
     runs = recorded(
         (1, Opened("e", 0)),
-        (2, Do("e", "hold", 1)),
+        (2, StepCommand("e", "hold", 1)),
         (2.5, Closed("e")),
-        (3, Done("e", "open", 1, False)),
-        (4, Done("e", "open", 1)),
-        (5, Do("e", "quarantine", 1)),
+        (3, StepResult("e", "open", 1, False)),
+        (4, StepResult("e", "open", 1)),
+        (5, StepCommand("e", "quarantine", 1)),
         until=6,
     )
     assert states(timeline_of(runs), "e") == "idle 0-1, rollout 1-2, switching 2-4, rollout 4-5, idle 5-6"
 
 
-def test_an_engine_that_is_started_anew_elsewhere_is_no_more_where_it_was() -> None:
+def test_an_engine_that_is_started_again_elsewhere_has_left_its_node() -> None:
     runs = recorded(
         (0, NodeAdded("r0", ("rollout",))),
         (0, NodeAdded("r1", ("rollout",))),
         (0, Hosted("e", "r0")),
         (1, Opened("e", 0)),
-        (2, Do("e", "stop", 0)),
+        (2, StepCommand("e", "stop", 0)),
         (3, Hosted("e", "r1")),
         (4, Opened("e", 0)),
         (5, NodeAdded("r0", ("rollout", "more"))),
@@ -370,7 +374,7 @@ def test_an_engine_that_is_started_anew_elsewhere_is_no_more_where_it_was() -> N
 def test_batches_may_be_whole_in_another_order_and_weights_come_without_a_lease() -> None:
     runs = recorded(
         (1, Published(1)),
-        (2, Ended(1, True)),
+        (2, UpdateResult(1, True)),
         (3, BufferReady(1)),
         (4, BufferReady(0)),
         (5, Leased(1)),
@@ -379,13 +383,7 @@ def test_batches_may_be_whole_in_another_order_and_weights_come_without_a_lease(
     assert states(timeline_of(runs), "trainer") == "idle 0-5, train 5-6"
 
 
-def test_nodes_on_which_a_trainer_works_are_shown_last() -> None:
-    worked = TrainerRecord((Block("train", 1002, 1005),))
-    runs = recorded((0, NodeAdded("a0", ("train",))), (0, Hosted("e", "r0")), (1, Opened("e", 0)), until=6)
-    assert timeline_of(runs, {MODEL: worked}).nodes == ("r0", "a0")
-
-
-def test_models_whose_names_make_the_same_slug_are_told_apart() -> None:
+def test_models_whose_names_make_the_same_slug_are_distinguished() -> None:
     runs = recorded((0, Leased(0)), until=1)
     runs[0].header.settings["models"] = {"a-b": {}, "a_b": {}, "a.b": {}}
     assert slugs_of(runs) == {"a-b": "a_b", "a_b": "a_b_", "a.b": "a_b__"}

@@ -34,7 +34,7 @@ from scheduler.policies.staleness_state import LedgerSettings
 
 @dataclass
 class Run:
-    """A group as its commands tell of it."""
+    """A group as its commands describe it."""
 
     size: int
     version: int
@@ -105,7 +105,7 @@ class Model(ABC, Generic[R]):
     # Commands
 
     def see(self, event: Event, commands: Sequence[Command]) -> None:
-        """Takes in what one event led to."""
+        """Check the commands of one event, and apply them."""
         self.event, self.commands = event, commands
         self.skipping = any(isinstance(command, Skipped) for command in commands)
         self.in_vain: set[str] = set()
@@ -166,7 +166,7 @@ class Model(ABC, Generic[R]):
 
     @abstractmethod
     def see_start(self, run: R, buffer: int) -> None:
-        """A group starts, and `buffer` is said to be its batch."""
+        """A group starts, with `buffer` as its batch."""
 
     def see_moved(self, moved: Moved | OverBound, run: R) -> None:
         pytest.fail(f"unexpected: {moved}")
@@ -250,7 +250,7 @@ class LedgerModel(Model[ReservedRun]):
         return not self.complete(buffer) and self.left(buffer) > 0
 
     def open_buffers(self, version: int | None = None) -> list[int]:
-        """Buffers open to a new group of this V, the newest version if it is not said, in order."""
+        """Buffers open to a new group of this V, the newest version by default, in order."""
         last = (self.version if version is None else version) + self.limits.eta
         window = range(max(self.version, self.next_buffer), last + 1)
         return [b for b in window if self.empty(b)]
@@ -350,7 +350,9 @@ class LedgerModel(Model[ReservedRun]):
                 self.roomless = run.version
             case "surplus":
                 assert self.limits.spare_groups
-                taken = any(isinstance(told, Occupied) and told.buffer == reserved for told in self.commands)
+                taken = any(
+                    isinstance(command, Occupied) and command.buffer == reserved for command in self.commands
+                )
                 assert self.event == Consume(reserved) or taken
             case "retry" | "truncated":
                 action = "retry" if reason == "retry" else "truncate"
@@ -427,7 +429,7 @@ class QueueModel(Model[Run]):
             case _:
                 assert reason == "stale"
                 bound = staleness_bound(self.name, self.limits.eta)
-                # It was too old for every batch to come; Skipped is told after it.
+                # It was too old for every batch to come; Skipped comes after it.
                 coming = max(self.version, self.next_buffer + self.complete(self.next_buffer))
                 assert bound is not None
                 assert coming - run.version > bound

@@ -18,14 +18,14 @@ from scheduler.policies.allocation import (
     Site,
     Split,
     Training,
-    neighbours,
+    neighbors,
     sensitivity,
 )
 from scheduler.policies.throughput import EngineModel
 
 
 def even(work: float, *, trains: bool = False) -> Points:
-    """A stage of so many node-seconds, which divide evenly."""
+    """A stage of `work` node-seconds, which divide evenly."""
     return Points(((1, work),), trains)
 
 
@@ -74,7 +74,7 @@ def test_points_between_and_beyond() -> None:
 def test_sampling_by_hand() -> None:
     engine = EngineModel(k1=0.0, k2=0.010, k3=0.001, k4=0.010)
     sampling = Sampling(engine, samples=160, reply=100.0, longest=100.0, most=32)
-    # On 1 node 160 replies run 32 at once, in 5 waves of 100 steps of 42 ms; on 5 nodes one wave; on 20 nodes 8 at once, 20 ms.
+    # On 1 node 160 replies run in 5 waves of 32, of 100 steps of 42 ms; on 5 nodes one wave; on 20 nodes one of 8, 20 ms.
     assert [sampling.seconds(n, AS_MEASURED) for n in (1, 5, 20)] == pytest.approx([21.0, 4.2, 2.0])
     tail = Sampling(engine, samples=160, reply=100.0, longest=1000.0, most=32)
     assert [tail.seconds(n, AS_MEASURED) for n in (1, 5)] == pytest.approx(
@@ -95,7 +95,7 @@ def test_too_few_nodes_are_refused() -> None:
 def test_neighbours_and_sensitivity_by_hand() -> None:
     site = Site(even(60), even(20, trains=True), Pool(8))
     best = site.best()
-    assert {pair(split) for split in neighbours(site, best)} == {(5, 3), (5, 2), (6, 1), (7, 1)}
+    assert {pair(split) for split in neighbors(site, best)} == {(5, 3), (5, 2), (6, 1), (7, 1)}
     found = {one.name: one for one in sensitivity(site, best)}
     longer, slower = found["length +20%"], found["training +20%"]
     assert (longer.chosen.step_s, pair(longer.best), longer.loss) == (12.0, (6, 2), 0.0)

@@ -30,7 +30,7 @@ def measured(*observations: tuple[float, int, bool, int, Trained | None]) -> lis
     return found
 
 
-def test_a_step_is_measured_by_what_fills_and_by_what_the_trainer_says_and_not_by_what_is_left() -> None:
+def test_a_step_is_measured_by_the_time_of_filling_and_the_trainers_report() -> None:
     steps = measured(
         (0, 0, FILLS, 2, None),
         (1, 1, FILLS, 2, None),
@@ -43,9 +43,9 @@ def test_a_step_is_measured_by_what_fills_and_by_what_the_trainer_says_and_not_b
 
 
 def test_training_that_hides_all_generation_shows_as_much() -> None:
-    said = Trained(1, 40.0)
+    trained = Trained(1, 40.0)
     steps = measured(
-        (0, 0, FULL, 3, None), (1, 1, FILLS, 3, None), (11, 1, FULL, 3, None), (41, 2, FILLS, 3, said)
+        (0, 0, FULL, 3, None), (1, 1, FILLS, 3, None), (11, 1, FULL, 3, None), (41, 2, FILLS, 3, trained)
     )
     assert steps == [Measured(10, 40, 3)]
 
@@ -61,11 +61,11 @@ def test_engines_are_the_mean_of_those_that_were_there_while_a_batch_filled() ->
     assert steps == [Measured(9, 7, (3 * 3 + 6 * 1) / 9)]
 
 
-def test_a_step_that_was_not_seen_whole_or_of_which_nobody_spoke_is_not_counted() -> None:
+def test_a_step_that_was_not_observed_whole_or_not_reported_is_not_counted() -> None:
     fills = [(now, 1, FILLS, 1, Trained(1, 3)) for now in (0, 5)]
-    assert measured(*fills, (9, 2, FILLS, 1, Trained(1, 3))) == [], "nobody saw its begin"
+    assert measured(*fills, (9, 2, FILLS, 1, Trained(1, 3))) == [], "its begin was not observed"
     jump = [(0, 0, FILLS, 1, None), (1, 1, FILLS, 1, None), (5, 3, FILLS, 1, Trained(1, 3))]
-    assert measured(*jump) == [], "nobody saw its end"
+    assert measured(*jump) == [], "its end was not observed"
     silent = [(0, 0, FILLS, 1, None), (1, 1, FILLS, 1, None), (5, 2, FILLS, 1, None), (9, 3, FILLS, 1, None)]
     assert measured(*silent, (10, 3, FILLS, 1, Trained(1, 3))) == [], "it is two steps late"
     assert measured(*silent, (10, 3, FILLS, 1, Trained(2, 3))) == [Measured(4, 3, 1)]
@@ -93,7 +93,7 @@ def test_a_unit_is_given_back_while_training_stays_the_longer_without_it(
     assert decide(Elastic(1), Measured(10, training, engines), Units(1, fewer))[1] == wanted
 
 
-def test_so_many_steps_in_a_row_must_say_the_same_and_then_counting_begins_anew() -> None:
+def test_a_number_of_steps_in_a_row_must_agree_and_then_counting_begins_again() -> None:
     state, add, back, neither = Elastic(2), Measured(10, 1, 2), Measured(1, 10, 2), Measured(10, 9, 2)
     changed = []
     for step in (add, neither, add, back, add, add, add, back, back):
@@ -130,7 +130,7 @@ def test_at_constant_times_growing_and_shrinking_never_alternate(
             break
         used += 1 if change == "add" else -1
         changes.append(change)
-    assert change is None, "it comes to rest"
+    assert change is None, "it settles"
     assert len(set(changes)) <= 1
 
 
@@ -152,7 +152,7 @@ def test_a_node_goes_where_all_that_it_saves_is_saved(
     assert decide(Elastic(1), Measured(generation, training, 2), units)[1] == wanted
     assert decide(Elastic(1), Measured(generation, training, 2), Units())[1] is None, "there is none"
     last = Units(more_ranks=Shift(2, 2, 4))
-    assert decide(Elastic(1), Measured(10, 1e6, 2), last)[1] is None, "nobody would sample"
+    assert decide(Elastic(1), Measured(10, 1e6, 2), last)[1] is None, "no engine would sample"
 
 
 @given(
@@ -192,5 +192,5 @@ def test_at_constant_work_nothing_is_undone(
         used += {"add": 1, "give back": -1}.get(change, 0)
         ranks += {"train on more": 1, "train on fewer": -1}.get(change, 0)
         changes.add(change)
-    assert change is None, "it comes to rest"
+    assert change is None, "it settles"
     assert changes <= {"add", "train on fewer"} or changes <= {"give back", "train on more"}

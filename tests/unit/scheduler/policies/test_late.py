@@ -16,11 +16,7 @@ from scheduler.policies.placement import Choice, Engines, OpenEngine
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
-from tests.unit.scheduler.policies.placements import (
-    MODEL,
-    calls,
-    poured,
-)
+from tests.unit.scheduler.policies.placements import MODEL, calls, poured
 
 LATE = Choice("gain", min_gain_share=0.3, late_call_weight=8.0)
 LONG = EngineModel(k1=1e-4, k2=0.1, k3=1e-3, k4=0.1)
@@ -76,7 +72,7 @@ def test_what_counts_changes_with_the_newest_version_and_with_what_is_there() ->
 
 
 @pytest.mark.parametrize("wrong", [0.5, 0.0, 1e7, float("nan")])
-def test_an_urgency_by_which_late_calls_count_less_is_refused(wrong: float) -> None:
+def test_a_weight_by_which_late_calls_count_less_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="late_call_weight"):
         Choice("gain", late_call_weight=wrong)
 
@@ -132,12 +128,12 @@ def test_no_weight_leads_below_v_nor_past_a_call_that_is_due_sooner(
     due = [request.version for request, _ in placed]
     assert due == sorted(due)
     assert max(due, default=0) <= min((request.version for request in fall.waiting.values()), default=3)
-    for name in held:  # when all that runs has left, whoever may go somewhere does
+    for name in held:  # when all that runs has left, every call that may go somewhere does
         found.opened(name, held[name][0], LONG)
     assert not [request for request in fall.waiting.values() if found.legal(request.version)] or fall.pour()
 
 
-def test_of_one_v_the_longest_begin_first_and_nobody_is_overtaken_for_ever() -> None:
+def test_of_one_v_the_longest_begin_first_and_no_call_is_overtaken_for_ever() -> None:
     fall = Waterfall(Engines(LATE))
     fall.add(Arrived("short", 0, 10, expected=1))
     for i in range(3000):
@@ -184,12 +180,7 @@ def test_a_late_call_does_not_move_below_its_v_nor_where_it_gains_less_than_its_
 
 
 @given(
-    st.dictionaries(
-        NAMES,
-        st.tuples(st.integers(0, 3), st.lists(EACH, max_size=12)),
-        min_size=2,
-        max_size=6,
-    ),
+    st.dictionaries(NAMES, st.tuples(st.integers(0, 3), st.lists(EACH, max_size=12)), min_size=2, max_size=6),
     st.sampled_from([2.0, 16.0]),
 )
 def test_what_moves_may_be_sampled_there_and_the_sum_grows(

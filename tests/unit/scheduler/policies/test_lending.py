@@ -52,7 +52,7 @@ def test_a_node_that_is_not_lent_because_the_wait_is_short_is_its_trainers() -> 
     assert lend(WAITS, replace(SETTINGS, enabled=False)).near
 
 
-def test_where_nobody_else_would_fill_the_batch_a_node_is_lent_however_short_the_wait_is() -> None:
+def test_where_no_other_engine_would_fill_the_batch_a_node_is_lent_however_short_the_wait_is() -> None:
     alone = replace(WAITS, wait_s=0.1, awake=0, train_s=100.0)
     assert lend(alone, SETTINGS).yes
     assert not lend(replace(alone, calls=0), SETTINGS).near
@@ -60,7 +60,7 @@ def test_where_nobody_else_would_fill_the_batch_a_node_is_lent_however_short_the
     assert (whole.yes, whole.near) == (False, True)
 
 
-def test_nobody_knows_how_long_the_wait_is() -> None:
+def test_a_node_is_lent_where_the_wait_is_unknown() -> None:
     assert lend(replace(WAITS, wait_s=math.inf), SETTINGS).yes
 
 
@@ -132,16 +132,16 @@ def test_the_pace_is_that_of_the_groups() -> None:
     pace = Pace(smooth_s=10.0)
     assert pace.wait_s == math.inf
     for second in range(5):
-        pace.seen(second, buffer=3, groups=2 * second, size=16)
+        pace.update(second, buffer=3, groups=2 * second, size=16)
     assert pace.groups_per_s == pytest.approx(2.0)
     assert pace.wait_s == pytest.approx((16 - 8) / 2)
 
 
 def test_newer_groups_weigh_more() -> None:
     pace = Pace(smooth_s=10.0)
-    pace.seen(0, 0, 0, 100)
-    pace.seen(10, 0, 10, 100)  # 1 a second
-    pace.seen(20, 0, 40, 100)  # 3 a second
+    pace.update(0, 0, 0, 100)
+    pace.update(10, 0, 10, 100)  # 1 a second
+    pace.update(20, 0, 40, 100)  # 3 a second
     share = 1 - math.exp(-1)
     first, second = share * (1 - share), share
     assert pace.groups_per_s == pytest.approx((first * 1 + second * 3) / (first + second))
@@ -149,43 +149,43 @@ def test_newer_groups_weigh_more() -> None:
 
 def whole_at_2(pace: Pace) -> Pace:
     """Batch 0 of 4 groups is whole after 2 s: 2 groups a second."""
-    pace.seen(0, 0, 0, 4)
-    pace.seen(2, 0, 4, 4)
+    pace.update(0, 0, 0, 4)
+    pace.update(2, 0, 4, 4)
     assert (pace.wait_s, pace.groups_per_s) == (0.0, pytest.approx(2.0))
     return pace
 
 
 def test_groups_that_come_while_the_trainer_computes_count_for_its_next_batch() -> None:
     pace = whole_at_2(Pace(smooth_s=10.0))
-    pace.seen(4, 0, 4, 4, ahead=1)  # 1 in 2 s
-    pace.seen(6, 0, 4, 4, ahead=1)
-    pace.seen(8, 0, 4, 4, ahead=2)  # 1 in 4 s
-    pace.seen(10, 1, 2, 4)  # both are in the next batch now
+    pace.update(4, 0, 4, 4, ahead=1)  # 1 in 2 s
+    pace.update(6, 0, 4, 4, ahead=1)
+    pace.update(8, 0, 4, 4, ahead=2)  # 1 in 4 s
+    pace.update(10, 1, 2, 4)  # both are in the next batch now
     # by age at 8 s: (2 (e^-.6 - e^-.8) + .5 (e^-.4 - e^-.6) + .25 (1 - e^-.4)) / (1 - e^-.8)
     assert pace.groups_per_s == pytest.approx(0.6213, abs=1e-4)
     assert pace.wait_s == pytest.approx(2 / 0.6213, abs=1e-3)
-    pace.seen(11, 1, 3, 4)  # 1 in 1 s: what was left of the whole batch's time is not counted
+    pace.update(11, 1, 3, 4)  # 1 in 1 s: what was left of the whole batch's time is not counted
     share = 1 - math.exp(-0.1)
     before, weight = 0.6213 * 0.5507, 0.5507
     expected = (before + share * (1 - before)) / (weight + share * (1 - weight))
     assert pace.groups_per_s == pytest.approx(expected, abs=1e-3)
 
 
-def test_where_nobody_knows_of_later_batches_their_groups_come_with_the_next_one() -> None:
+def test_where_later_batches_are_unknown_their_groups_come_with_the_next_one() -> None:
     pace = whole_at_2(Pace(smooth_s=10.0))
-    pace.seen(6, 0, 4, 4)
-    pace.seen(10, 1, 4, 8)  # 4 in 8 s
+    pace.update(6, 0, 4, 4)
+    pace.update(10, 1, 4, 8)  # 4 in 8 s
     # by age at 10 s: (2 (e^-.8 - e^-1) + .5 (1 - e^-.8)) / (1 - e^-1)
     assert pace.groups_per_s == pytest.approx(0.6933, abs=1e-4)
     assert pace.wait_s == pytest.approx(4 / 0.6933, abs=1e-3)
 
 
-def test_time_in_which_a_batch_was_whole_and_nothing_came_says_nothing() -> None:
+def test_time_in_which_a_batch_was_whole_and_nothing_came_does_not_count() -> None:
     pace = whole_at_2(Pace(smooth_s=10.0))
-    pace.seen(50, 0, 4, 4)
-    pace.seen(100, 1, 0, 4)
+    pace.update(50, 0, 4, 4)
+    pace.update(100, 1, 0, 4)
     assert (pace.groups_per_s, pace.wait_s) == (pytest.approx(2.0), pytest.approx(2.0))
-    pace.seen(101, 1, 0, 4)  # and now nothing comes although something could
+    pace.update(101, 1, 0, 4)  # and now nothing comes although something could
     # by age at 101 s, without the time from 2 to 100: 2 (e^-.1 - e^-.3) / (1 - e^-.3)
     assert pace.groups_per_s == pytest.approx(1.2657, abs=1e-3)
 
@@ -196,26 +196,26 @@ def test_nothing_is_known_of_groups_between_batches_that_do_not_follow_one_anoth
 ) -> None:
     """One was passed over, before or after it was whole."""
     pace = Pace(smooth_s=10.0)
-    pace.seen(0, 5, 0, 4)
-    pace.seen(groups / 2, 5, groups, 4)
-    pace.seen(5, buffer, 1, 4)
+    pace.update(0, 5, 0, 4)
+    pace.update(groups / 2, 5, groups, 4)
+    pace.update(5, buffer, 1, 4)
     assert pace.groups_per_s == pytest.approx(2.0)
-    pace.seen(6, buffer, 2, 4)  # 1 in 1 s
+    pace.update(6, buffer, 2, 4)  # 1 in 1 s
     assert pace.groups_per_s < 2.0
 
 
 def test_what_comes_at_one_moment_is_not_lost() -> None:
     pace = Pace(smooth_s=10.0)
-    pace.seen(0, 0, 0, 4)
-    pace.seen(0, 0, 1, 4)
-    pace.seen(2, 0, 2, 4)
+    pace.update(0, 0, 0, 4)
+    pace.update(0, 0, 1, 4)
+    pace.update(2, 0, 2, 4)
     assert pace.groups_per_s == pytest.approx(1.0)
 
 
 def test_groups_that_are_dropped_do_not_make_it_go_backwards() -> None:
     pace = Pace(smooth_s=10.0)
-    pace.seen(0, 0, 3, 4)
-    pace.seen(1, 0, 1, 4)
+    pace.update(0, 0, 3, 4)
+    pace.update(1, 0, 1, 4)
     assert pace.groups_per_s == 0.0
     assert pace.wait_s == math.inf
 

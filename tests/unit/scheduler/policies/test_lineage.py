@@ -16,7 +16,7 @@ BRANCHED: Parents = {0: None, 1: 0, 2: 1, 3: 2, 4: 1, 5: 4}
 TWICE: Parents = {**BRANCHED, 6: 4, 7: 6, 8: 0}
 """After 5 back to 4, after 7 back to the beginning."""
 UNKNOWN: Parents = {0: None, 1: None, 2: None, 5: None}
-"""Parents that nobody named: the version before."""
+"""Parents that are not named: the version before."""
 LOST: Parents = {3: 2, 5: 3}
 """Versions before 3 are not known any more."""
 

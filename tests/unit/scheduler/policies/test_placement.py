@@ -17,12 +17,7 @@ from scheduler.policies.routing import EngineLoad, choose
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
-from tests.unit.scheduler.policies.placements import (
-    GAIN,
-    MODEL,
-    calls,
-    poured,
-)
+from tests.unit.scheduler.policies.placements import GAIN, MODEL, calls, poured
 
 
 def waterfall(choice: Choice = GAIN, **versions: int) -> Waterfall:
@@ -46,7 +41,7 @@ def test_a_call_that_leaves_makes_room_for_the_first_that_waits() -> None:
     assert poured(fall) == {"v0-3": "a"}
 
 
-def test_the_oldest_version_comes_first_whoever_came_first() -> None:
+def test_the_oldest_version_comes_first_in_whatever_order_calls_arrive() -> None:
     fall = waterfall(a=2)
     placed = poured(fall, *calls(2, version=2), *calls(2, version=1))
     assert list(placed) == ["v1-0", "v1-1", "v2-0"]
@@ -78,15 +73,15 @@ def test_a_call_that_must_be_trained_sooner_is_not_overtaken() -> None:
 
 def test_an_engine_in_whose_queue_calls_wait_has_no_room() -> None:
     fall = waterfall(a=0, b=0)
-    fall.engines.seen("a", 0, 1, 0)
+    fall.engines.apply_snapshot("a", 0, 1, 0)
     fall.engines.refile()
     assert set(poured(fall, *calls(4)).values()) == {"b"}
 
 
-def test_what_was_placed_counts_whatever_a_late_snapshot_says() -> None:
+def test_what_was_placed_counts_whatever_a_late_snapshot_shows() -> None:
     fall = waterfall(a=0)
     poured(fall, *calls(3))
-    fall.engines.seen("a", 0, 0, 0)
+    fall.engines.apply_snapshot("a", 0, 0, 0)
     fall.engines.refile()
     engine = fall.engines.open["a"]
     assert (engine.running, engine.foreign, engine.kv) == (3, 0, 30)
@@ -97,7 +92,7 @@ def test_a_call_fills_the_cache_until_it_leaves() -> None:
     engines = waterfall(a=0).engines
     engines.begun("a", 0, 10)
     engines.begun("a", 0, 20)
-    engines.seen("a", 2, 0, 45)  # they have grown
+    engines.apply_snapshot("a", 2, 0, 45)  # they have grown
     engines.ended("a", 0, 10, 25)
     assert (engines.open["a"].kv, engines.open["a"].running) == (20, 1)
     engines.begun("a", 0, 7)
@@ -108,7 +103,7 @@ def test_an_engine_is_judged_by_its_newest_measured_speed_also_when_it_opens_aga
     fall = waterfall(a=0, b=0)
     slow = EngineModel(k1=0.0, k2=9.0, k3=0.0, k4=9.0)
     fall.engines.fitted("a", slow)
-    fall.engines.fitted("nobody", slow)
+    fall.engines.fitted("unknown", slow)
     assert poured(fall, *calls(1)) == {"v0-0": "b"}
     fall.engines.closed("a")
     fall.engines.opened("a", 0, MODEL)
@@ -118,7 +113,7 @@ def test_an_engine_is_judged_by_its_newest_measured_speed_also_when_it_opens_aga
 def test_calls_that_others_placed_count_by_the_snapshot() -> None:
     fall = waterfall(a=0, b=0)
     poured(fall, *calls(1))
-    fall.engines.seen("a", 3, 0, 40)
+    fall.engines.apply_snapshot("a", 3, 0, 40)
     fall.engines.refile()
     assert fall.engines.open["a"].foreign == 2
     fall.engines.ended("a", 0, 10, 10)
@@ -147,7 +142,7 @@ def test_a_later_turn_stays_where_most_of_it_is_cached_as_long_as_there_is_room(
     assert engines.best(replace(turn, cached=50)) is engines.open["b"], "half is not most"
     assert engines.best(replace(turn, avoid=("a",))) is engines.open["b"]
     assert engines.best(replace(turn, version=1)) is None
-    engines.seen("a", 3, 1, 30)
+    engines.apply_snapshot("a", 3, 1, 30)
     assert engines.best(turn) is engines.open["b"], "calls wait in its queue"
 
 
@@ -168,7 +163,7 @@ def test_a_call_that_waits_already_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"rule": "best"}, {"min_gain_share": 1.0}, {"min_gain_share": -0.1}])
-def test_what_is_no_rule_is_refused(wrong: dict[str, object]) -> None:
+def test_an_invalid_choice_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"min_gain_share|rule"):
         Choice(**wrong)  # type: ignore[arg-type]
 
@@ -202,7 +197,7 @@ def test_a_cached_prefix_does_not_lead_below_v() -> None:
 
 def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
     fall = waterfall(a=0, b=0)
-    fall.engines.seen("a", 1, 1, 0)
+    fall.engines.apply_snapshot("a", 1, 1, 0)
     fall.engines.refile()
     assert not GAIN.has_room(fall.engines.open["a"], 10)
     poured(fall, *calls(3))
@@ -211,6 +206,6 @@ def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
     low = Choice("gain", min_gain_share=0.0)
     fall = waterfall(low, a=0, b=0)
     fall.engines.opened("b", 0, MODEL, [(0, 10)] * 5)
-    fall.engines.seen("a", 1, 1, 0)
+    fall.engines.apply_snapshot("a", 1, 1, 0)
     fall.engines.refile()
     assert poured(fall, Arrived("one", 0, 10)) == {"one": "b"}  # `a` would gain more, but for its queue

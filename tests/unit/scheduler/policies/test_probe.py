@@ -45,7 +45,7 @@ def test_noise_does_not_fail_the_right_engine() -> None:
 
 
 def test_a_stale_engine_fails_although_the_versions_are_close() -> None:
-    """Within the tolerance of both: being closer to the parent decides, where the engine is exact enough to say so."""
+    """Within the tolerance of both: being closer to the parent decides, where the engine is exact enough."""
     parent = [x + 0.01 for x in NEW]
     assert verdict(parent, NEW, parent, noise=0.002).verdict == "failed"
     assert verdict(NEW, NEW, parent, noise=0.002).verdict == "passed"

@@ -36,12 +36,7 @@ from scheduler.policies.staleness_events import (
 )
 from scheduler.policies.staleness_state import LateAction, LedgerSettings
 from tests.harness.states import state_of
-from tests.unit.scheduler.policies.races import (
-    lost,
-    play,
-    solos,
-    table,
-)
+from tests.unit.scheduler.policies.races import lost, play, solos, table
 
 
 def no_room(late: LateAction) -> StaleFlow:
@@ -82,61 +77,6 @@ def test_late_mask_gives_the_next_buffer_beyond_the_window() -> None:
     book.apply(Consume(1))
     book.apply(Publish(2))
     assert book.apply(Consume(2)) == [Consumed(2, ("b",))], "trained two versions after its own"
-
-
-def test_a_late_group_keeps_its_place_though_a_later_entry_is_empty() -> None:
-    # At version 2, b and c are late in buffer 2 and x, y hold buffer 3 of three entries; z's freed entry there is not for them.
-    book = no_room("mask")
-    for event in (Reward("a"), Consume(1), Publish(2), *solos("xyz")):
-        book.apply(event)
-    assert book.apply(Drop("z", "x")) == [MemberDropped("z", "x"), GroupDropped("z", "too_few_rewards")]
-    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2), OverBound("c", 2, 3)]
-
-
-def test_skipped_groups_get_later_places_with_mask() -> None:
-    # a occupies buffer 0, b holds 1. Version 2 passes over both.
-    book = play(LedgerSettings(1, 1, late_groups="mask"), *solos("ab"), Reward("a"))
-    assert book.apply(Publish(2)) == [
-        OverBound("a", 0, 2),
-        Occupied("a", 2, 0),
-        BufferReady(2),
-        OverBound("b", 1, 3),
-        Skipped(0, 2, ()),
-    ]
-    assert late_groups(book) == ["a", "b"]
-    assert book.apply(Reward("b")) == [Occupied("b", 3, 0), BufferReady(3)]
-    assert book.entries(2) == ("a",)
-
-
-def test_a_skipped_group_that_finds_a_place_in_its_window_is_not_late() -> None:
-    book = play(LedgerSettings(2, 1, late_groups="mask"), *solos("a"), Reward("a"))
-    moved = [Moved("a", 0, 1), Occupied("a", 1, 0), BufferReady(1)]
-    assert book.apply(Publish(1)) == [*moved, Skipped(0, 1, ())]
-    assert late_groups(book) == []
-
-
-def test_a_late_group_that_gets_a_buffer_of_its_window_after_all_is_not_late() -> None:
-    # a, b, c hold 2, 1, 0. Version 1 passes over 0: c gets 3, three versions after its own. Then a's entry in 2 is free.
-    book = play(LedgerSettings(2, 1, late_groups="mask"), *solos("abc"))
-    assert book.apply(Publish(1)) == [OverBound("c", 0, 3), Skipped(0, 1, ())]
-    assert book.apply(Drop("a", "x"))[-1] == Moved("b", 1, 2)
-    assert late_groups(book) == ["c"]
-    assert book.apply(Reward("c")) == [Occupied("c", 1, 0), BufferReady(1)]
-    assert late_groups(book) == []
-
-
-def test_a_skipped_group_without_a_place_is_lost_with_mask_too() -> None:
-    # Buffer 0 waits for its Consume while version 2 fills buffers 2 and 3. Then b's buffer 1 is skipped.
-    start = [*solos("ab"), Reward("a"), Reward("b"), Leased(0), Publish(2), *solos("ef")]
-    book = play(LedgerSettings(1, 1, late_groups="mask"), *start)
-    assert book.apply(Consume(0)) == [Consumed(0, ("a",)), Skipped(1, 2, ("b",))]
-
-
-def test_a_racing_group_without_a_place_is_dropped_with_mask_too() -> None:
-    # Of buffer 0, c is done and d races. c takes all of buffer 2 that is trained, and buffer 1 is full.
-    book = play(LedgerSettings(1, 1, spare_groups=1, late_groups="mask"), *solos("abcd"), Reward("c"))
-    saved = [OverBound("c", 0, 2), Occupied("c", 2, 0), BufferReady(2)]
-    assert book.apply(Publish(1)) == [*saved, *lost("d", "stale"), Skipped(0, 1, ())]
 
 
 @pytest.mark.parametrize(("late", "abort"), [("cancel", True), ("drop", False)])
@@ -207,16 +147,6 @@ def test_truncate_makes_a_stuck_buffer_complete() -> None:
     assert book.apply(Consume(0)) == [Consumed(0, ("a",))]
 
 
-def test_a_truncated_buffer_is_no_room_any_more() -> None:
-    # At version 1, buffer 1 has a (done), b, c of version 0; x, y completed buffer 2 and z races on for buffer 1.
-    raced = [*solos("abcdef"), Reward("d"), Reward("e"), Consume(0), Publish(1)]
-    newer = [*solos("xyz"), Reward("x"), Reward("y"), Reward("a")]
-    book = play(LedgerSettings(1, 2, spare_groups=1), *raced, *newer)
-    assert table(book) == [(1, "STUCK", 1, 2), (2, "READY", 2, 1)]
-    truncated = [*lost("bc", "truncated"), BufferReady(1), *lost("z", "no_room")]
-    assert book.apply(Unstick(1, "truncate")) == truncated
-
-
 @pytest.mark.parametrize(
     ("limits", "events"),
     [
@@ -236,19 +166,6 @@ def test_other_buffers_are_not_stuck(limits: LedgerSettings, events: list[Event]
     with pytest.raises(ValueError, match="buffer 1 stuck: the next to train is 0"):
         book.apply(Unstick(1, "retry"))
     assert state_of(book) == before
-
-
-def test_spare_groups_are_not_lacking() -> None:
-    limits = LedgerSettings(0, 2, spare_groups=2, stuck_groups=1)
-    assert play(limits, *solos("abcd"), Reward("a")).stuck() == ("b", "c", "d")
-
-
-def test_a_buffer_without_any_group_cannot_be_truncated_but_retried() -> None:
-    book = play(LedgerSettings(0, 1), *solos("a"))
-    assert book.apply(Unstick(0, "truncate")) == [Refuse("", "not_stuck")]
-    assert book.stuck("truncate") == ()
-    assert book.stuck("retry") == ("a",)
-    assert book.apply(Unstick(0, "retry")) == lost("a", "retry")
 
 
 # JSON

@@ -168,8 +168,8 @@ class LedgerMachine(RuleBasedStateMachine):
         episode_id = rng.choice(self.model.underway())
         run = self.model.run_of(episode_id)
         graded = episode_id in run.grading
-        told = Refuse(episode_id, "episode_finished") if graded else Grading(episode_id)
-        assert self.apply(Finish(episode_id)) == [told]
+        expected = Refuse(episode_id, "episode_finished") if graded else Grading(episode_id)
+        assert self.apply(Finish(episode_id)) == [expected]
 
     def some_settle(self, rng: Random) -> None:
         order, drops = (
@@ -235,9 +235,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def unstick(self, rng: Random) -> None:
         action: StuckAction = rng.choice(["retry", "truncate"])
         buffer, expected = self.model.next_buffer, self.model.stuck(action)
-        told = self.apply(Unstick(buffer, action))
+        commands = self.apply(Unstick(buffer, action))
         if not expected:
-            assert told == [Refuse("", "not_stuck")]
+            assert commands == [Refuse("", "not_stuck")]
             return
         assert not self.model.waiting(buffer)
         assert self.model.complete(buffer) == (action == "truncate")
@@ -313,7 +313,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert Occupied("trial", buffer, self.model.occupants(buffer)) in trial.apply(Reward("trial"))
 
     def the_next_batch_gets_complete(self, rng: Random) -> None:
-        """From here on all engines and graders finish their work in any order, and groups start wherever they may."""
+        """Let all engines and graders finish their work in any order, and start groups wherever they may."""
         trial = copy.deepcopy(self.ledger)
         if trial.next_buffer > trial.version + self.limits.eta:
             trial.apply(Publish(trial.next_buffer))
@@ -348,10 +348,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
 # Without shrinking: it would take minutes, and could not shorten what a seed leads to.
 LedgerMachine.TestCase.settings = settings(
-    max_examples=200,
+    max_examples=50,
     stateful_step_count=15,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestLedger = LedgerMachine.TestCase
+
+
+@pytest.mark.long
+class TestLedgerAtLength(LedgerMachine.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(LedgerMachine.TestCase.settings, max_examples=400)

@@ -31,7 +31,7 @@ def test_the_engine_with_least_to_do_is_the_first_to_run_a_version() -> None:
     assert pulled([engine("a", 1, 5), engine("b", 1, 3), engine("c", 1, 4)]) == ["b"]
 
 
-def test_nobody_pulls_while_the_first_is_on_its_way_and_all_are_busy() -> None:
+def test_no_engine_pulls_while_the_first_is_on_its_way_and_all_are_busy() -> None:
     assert pulled([engine("a", 1, 5), engine("c", 1, 4)], under_way=1) == []
 
 
@@ -41,7 +41,7 @@ def test_an_engine_with_few_calls_pulls_and_a_busy_one_goes_on() -> None:
     assert pulled([engine("new", 2, 3), engine("few", 1, 2)], running_below=3) == ["few"]
 
 
-def test_an_engine_that_samples_little_beside_the_others_pulls() -> None:
+def test_an_engine_that_samples_little_compared_with_the_others_pulls() -> None:
     two = [engine("new", 2, 5), engine("slow", 1, 2)]  # 1.43 and 1.0 tokens a second, 1.21 on average
     assert pulled(two, rate_below=0.8) == []
     assert pulled(two, rate_below=0.9) == ["slow"]
@@ -60,7 +60,7 @@ def test_an_engine_pulls_for_a_call_that_is_too_new_and_would_gain_enough_there(
 
 
 def test_where_late_calls_count_more_an_engine_pulls_that_others_would_gain_in() -> None:
-    """Nobody waits, yet a call adds 0.095 in the newest engine and 0.2 in the other; beside late calls it would lose."""
+    """No call waits, yet one adds 0.095 in the newest engine and 0.2 in the other; among late calls it would lose."""
     urgent = Choice("gain", min_gain_share=0.3, late_call_weight=8.0)
     engines = [engine("new", 2, 4), engine("old", 1, 2)]
     assert pulled(engines) == []
@@ -69,14 +69,14 @@ def test_where_late_calls_count_more_an_engine_pulls_that_others_would_gain_in()
     assert pulled(engines, choice=urgent) == []
 
 
-def test_while_nobody_may_sample_a_call_one_engine_is_on_its_way_however_busy() -> None:
+def test_while_no_engine_may_sample_a_call_one_is_on_its_way_however_busy() -> None:
     engines = [engine("a", 1, 9), engine("b", 1, 8)]
     young = Arrived("young", 2, 10)
     assert pulled(engines, young) == ["b"]
     assert pulled(engines, young, under_way=1) == []
 
 
-def test_only_a_share_is_on_its_way_at_once_and_one_always_may_be() -> None:
+def test_only_a_share_is_on_its_way_concurrently_and_one_always_may_be() -> None:
     engines = [engine("new", 2, 3), *(engine(f"e{i}", 1, 0) for i in range(7))]
     assert len(pulled(engines, at_once=0.5)) == 4
     assert len(pulled(engines, at_once=0.0)) == 1

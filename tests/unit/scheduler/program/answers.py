@@ -1,4 +1,4 @@
-"""Answers of engines, and settings, for property tests."""
+"""Results of engines' steps, and settings, for property tests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from tests.unit.scheduler.program.world import Answer
 SETTINGS = st.tuples(
     st.fixed_dictionaries({"max_restarts": st.integers(0, 2), "backoff_s": st.sampled_from([1, 3])}),
     st.fixed_dictionaries(
-        {
-            "mode": st.sampled_from(["abort", "keep"]),
-            "order": st.sampled_from(["rolling", "pull"]),
-        }
+        {"mode": st.sampled_from(["abort", "keep"]), "order": st.sampled_from(["rolling", "pull"])}
     ),
 )
 

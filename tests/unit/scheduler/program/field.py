@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from scheduler.program import ControlProgram
 from scheduler.program.calls import (
     Arrived,
+    CallDeparted,
     Closed,
     Demand,
-    EngineSeen,
-    Left,
+    EngineLoad,
     Move,
     Opened,
     Placed,
-    Seen,
+    Snapshot,
 )
-from scheduler.program.events import Added, Begun, Published
+from scheduler.program.events import Added, Published, Started
 from scheduler.reactor import SECOND, Runtime, VirtualClock
 from scheduler.reactor.elements import PhysicalAction
 
@@ -30,7 +30,7 @@ ENGINE = {"k1": 0.0, "k2": 1.0, "k3": 0.5, "k4": 1.0}
 
 
 class Field:
-    """A model's engines and calls, as the placement is told of them. Nobody takes the steps of updates."""
+    """A model's engines and calls, as the placement receives them. No engine carries out the steps of updates."""
 
     def __init__(self, order: str = "rolling", mode: str = "abort", **placement: Any) -> None:
         given = {"rule": "gain", "min_gain_share": 0.3, "engine": ENGINE, **placement}
@@ -50,8 +50,8 @@ class Field:
         self.runtime.observe(self.reactor.pull, lambda _tag, names: self.pulled.extend(names))
         self.runtime.start()
         self.runtime.advance()
-        self.inject(self.reactor.begun, Begun(0))
-        self.inject(self.program.updates[MODEL].begun, Begun(0))
+        self.inject(self.reactor.started, Started(0))
+        self.inject(self.program.updates[MODEL].started, Started(0))
 
     def inject(self, action: PhysicalAction[Any], value: Any) -> None:
         self.runtime.inject(action, value)
@@ -78,12 +78,12 @@ class Field:
         for name in names:
             self.placed.pop(name, None)
             self.wanted.pop(name, None)
-        self.inject(self.reactor.demand, Demand(tuple(Left(name, 20) for name in names)))
+        self.inject(self.reactor.demand, Demand(tuple(CallDeparted(name, 20) for name in names)))
         return self
 
-    def second(self, *seen: EngineSeen) -> Field:
+    def second(self, *seen: EngineLoad) -> Field:
         self.runtime.run_until(self.clock.now() + SECOND)
-        self.inject(self.reactor.seen, Seen(seen))
+        self.inject(self.reactor.snapshot, Snapshot(seen))
         return self
 
     def publish(self, version: int) -> Field:
@@ -119,23 +119,25 @@ HAPPENS = st.one_of(
 
 
 def happen(field: Field, what: str, name: str, number: int) -> None:
-    """Does one of `HAPPENS`."""
+    """Perform one of `HAPPENS`."""
     match what:
         case "open":
             field.opens(**{name: number})
         case "close":
             field.closes(name)
         case "gone":
-            field.inject(field.program.fleets[MODEL].added, Added(name))  # the fleet says so the first time
+            field.inject(
+                field.program.fleets[MODEL].added, Added(name)
+            )  # the fleet reports it the first time
             field.closes(name)
         case "arrive":
-            field.placed.pop(name, None)  # if it is inside, it arrives anew
+            field.placed.pop(name, None)  # if it is inside, it arrives again
             expected = 100 if number == 3 else 0
             field.arrive(Arrived(name, number, 10 * (number + 1), expected, "a", 5, ("b",)))
         case "leave":
             field.leave(name)
         case "seen":
-            field.second(EngineSeen(name, number, max(0, number - 3), 10 * number, 1.0))
+            field.second(EngineLoad(name, number, max(0, number - 3), 10 * number, 1.0))
         case "second":
             field.second()
         case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scheduler.program.events import Do
+from scheduler.program.events import StepCommand
 from tests.unit.scheduler.program.world import Answer, World
 
 
@@ -17,6 +17,6 @@ def fleet_of(*engines: str, **update: Any) -> World:
     return world
 
 
-def but(wrong: Callable[[Do], bool], answer: Answer) -> Callable[[Do], Answer]:
+def but(wrong: Callable[[StepCommand], bool], answer: Answer) -> Callable[[StepCommand], Answer]:
     """Every step is done in a second, but some."""
     return lambda do: answer if wrong(do) else Answer()

@@ -31,19 +31,19 @@ def test_groups_that_can_be_in_no_later_batch_are_due(late_groups: LateAction, d
     for group in ("first", "old"):
         rule.apply(Join(group, group, 1))
     rule.apply(Reward("first", 1.0))
-    asked: list[int] = []
+    versions: list[int] = []
 
     def longest_s(version: int) -> float:
-        asked.append(version)
+        versions.append(version)
         return 7.0
 
     before = Filling.of("m", rule, 1, longest_s=longest_s)
-    assert (before.due, before.longest_s, asked) == (0, 0.0, [])
+    assert (before.due, before.longest_s, versions) == (0, 0.0, [])
     for event in (Leased(0), Publish(1), Consume(0)):
         rule.apply(event)
-    told = Filling.of("m", rule, 1, longest_s=longest_s)
-    assert (told.due, told.longest_s) == (due, 7.0 * due)
-    assert asked == [0] * due
+    filling = Filling.of("m", rule, 1, longest_s=longest_s)
+    assert (filling.due, filling.longest_s) == (due, 7.0 * due)
+    assert versions == [0] * due
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_groups_that_can_be_in_no_later_batch_are_due(late_groups: LateAction, d
 def test_a_batch_waits_for_what_can_be_in_no_later_one(
     missing: int, due: int, longest_s: float, wait_s: float
 ) -> None:
-    """Half a group a second came; nobody can say how long the due ones take where `longest_s` is 0."""
+    """Half a group a second came; how long the due ones take is unknown where `longest_s` is 0."""
     batches = Batches(smooth_s=10.0)
     batches.filled(0, Filling("m", 0, 0, 8, 9))
     batches.filled(8, Filling("m", 0, 8 - missing, 8, 9, due=due, longest_s=longest_s))

@@ -1,4 +1,4 @@
-"""The life of engines by example: restarts, patience, removal. Every step takes a second, if nothing else is said."""
+"""The life of engines by example: restarts, patience, removal. Every step takes a second by default."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ def test_an_engine_that_dies_is_stopped_and_launched_again() -> None:
         "13 a probe 0",
         "14 a open 0",
     ]
-
-
-def test_a_second_death_costs_a_pause_and_a_third_is_the_last() -> None:
-    world = World(fleet={"max_restarts": 3, "backoff_s": 3}).add("a").run(10)
-    launches = []
-    for _ in range(3):
-        world.lose("a").run(15)
-        launches += [line for line in world.story() if "launch" in line]
-    assert launches == ["0 a launch 0", "11 a launch 0", "29 a launch 0", "47 a launch 0"]
-    assert world.lose("a").run(10).story() == ["55 a quarantine 0"]
 
 
 def test_restarts_are_forgotten_after_the_window() -> None:
@@ -50,7 +40,7 @@ def test_an_engine_that_was_given_up_is_tried_again_after_a_while() -> None:
     ]
 
 
-def test_the_next_version_tries_it_at_once_and_its_patience_begins_anew() -> None:
+def test_the_next_version_tries_it_immediately_and_its_patience_begins_again() -> None:
     world = World(fleet={"max_restarts": 0, "revive_s": 30}).add("a").run(10).lose("a").run(2)
     world.story()
     assert world.publish(1).run(8).story()[:2] == ["12 a stop 1", "13 a launch 1"]
@@ -82,40 +72,11 @@ def test_an_engine_that_was_never_up_waits_for_the_next_version() -> None:
     ]
 
 
-def test_an_engine_that_does_not_come_up_in_time_is_given_up() -> None:
-    world = World(lambda do: SILENT, fleet={"start_s": 8}).add("a").run(20)
-    assert world.story() == ["0 a launch 0", "8 a quarantine 0"]
-
-
-def test_an_engine_that_cannot_be_stopped_is_not_launched_over() -> None:
-    world = World(lambda do: SILENT if do.step == "stop" else Answer(), fleet={"stop_s": 5, "revive_s": 30})
-    world.add("a").run(10).lose("a").run(40)
-    assert world.story()[4:] == ["10 a stop 0", "15 a quarantine 0", "45 a stop 0", "50 a quarantine 0"]
-
-
 def test_a_removed_engine_is_drained_stopped_and_forgotten() -> None:
     world = World().add("a").run(10).remove("a").run(100)
     assert world.story()[4:] == ["10 a drain 0", "11 a stop 0"]
     assert world.publish(1).run(10).story() == ["110 version 1 failed"]
     assert world.add("a").run(10).story()[0] == "120 a launch 1"
-
-
-def test_a_removed_engine_that_does_nothing_any_more_is_forgotten_all_the_same() -> None:
-    world = World(lambda do: SILENT if do.step in ("drain", "stop") else Answer()).add("a").run(10)
-    world.remove("a").run(5).lose("a").publish(1).run(200)
-    assert world.story()[4:] == ["10 a drain 0", "14 a stop 0", "15 version 1 failed", "19 a quarantine 1"]
-
-
-def test_an_engine_that_is_removed_while_it_is_stopped_is_not_stopped_twice() -> None:
-    world = World(lambda do: Answer(after_s=3)).add("a").run(20).lose("a").run(1).remove("a").run(200)
-    assert world.story()[4:] == ["20 a stop 0"]
-    assert world.watch.engines == {}
-
-
-def test_an_engine_that_is_removed_while_it_waits_to_be_launched_is_not_launched() -> None:
-    world = World(fleet={"backoff_s": 10}).add("a").run(10).lose("a").run(8).lose("a").run(2)
-    world.story()
-    assert world.remove("a").run(100).story() == ["20 a drain 0", "21 a stop 0"]
 
 
 def test_a_name_is_free_when_its_engine_is_forgotten_and_not_before() -> None:
@@ -149,30 +110,6 @@ def test_a_paused_engine_sleeps_through_versions_and_comes_back_with_the_newest(
     assert world.watch.engines["b"].runs == 1
     assert world.resume("a").run(10).story() == ["35 a wake 1", "36 a label 1", "37 a probe 1", "38 a open 1"]
     world.check_replay()
-
-
-def test_an_engine_that_is_paused_in_the_middle_of_an_update_leaves_it() -> None:
-    world = World().add("a").run(10).publish(1).run(2)
-    world.story()
-    assert world.pause("a").run(20).story() == ["12 a sleep 1", "12 version 1 live"]
-    assert world.resume("a").run(10).story() == ["32 a wake 1", "33 a label 1", "34 a probe 1", "35 a open 1"]
-
-
-def test_an_engine_that_dies_while_it_is_paused_is_launched_when_it_is_resumed() -> None:
-    world = World().add("a").run(10).pause("a").run(3).lose("a").run(20)
-    assert world.story()[4:] == ["10 a sleep 0", "13 a stop 0"]
-    assert world.resume("a").run(1).story()[0] == "33 a launch 0"
-
-
-def test_a_paused_engine_can_be_removed() -> None:
-    world = World().add("a").run(10).pause("a").run(3).remove("a").run(5)
-    assert world.story()[4:] == ["10 a sleep 0", "13 a drain 0", "14 a stop 0"]
-    assert world.add("a").run(1).story()[0] == "18 a launch 0", "the next of its name is not paused"
-
-
-def test_an_engine_that_is_paused_and_resumed_at_once_sleeps_first() -> None:
-    world = World().add("a").run(10).pause("a").resume("a").run(10)
-    assert world.story()[4:] == ["10 a sleep 0", "11 a wake 0", "12 a label 0", "13 a probe 0", "14 a open 0"]
 
 
 def test_models_have_fleets_and_updates_of_their_own_whatever_they_are_called() -> None:

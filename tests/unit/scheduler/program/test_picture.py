@@ -12,5 +12,5 @@ PAGE = Path(__file__).parents[4] / "docs" / "topics" / "control.md"
 
 
 def test_it_shows_the_program_as_it_is() -> None:
-    """`scheduler graph --out docs/topics/control.md` makes it anew."""
+    """`scheduler graph --out docs/topics/control.md` updates it."""
     assert CliRunner().invoke(app, ["graph"]).stdout == PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The reactor of placement in the control program: events in virtual time, and what is said to them."""
+"""The reactor of placement in the control program: events in virtual time, and the decisions about them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.program import ControlProgram
-from scheduler.program.calls import (
-    Arrived,
-    Demand,
-    EngineSeen,
-    Fitted,
-    Left,
-    Opened,
-    Seen,
-)
+from scheduler.program.calls import Arrived, CallDeparted, Demand, EngineLoad, Opened, Snapshot, SpeedFitted
 from scheduler.program.events import Added
 from scheduler.reactor import Recording, Runtime, VirtualClock, replay
-from tests.unit.scheduler.program.field import (
-    ENGINE,
-    HAPPENS,
-    MODEL,
-    Field,
-    calls,
-    happen,
-)
+from tests.unit.scheduler.program.field import ENGINE, HAPPENS, MODEL, Field, calls, happen
 
 
 def test_calls_wait_until_an_engine_opens_and_then_in_their_order() -> None:
@@ -43,50 +28,38 @@ def test_ends_and_arrivals_of_one_turn_are_taken_in_that_order() -> None:
     field = Field().opens(one=0).arrive(*calls(*"abc"))
     field.wanted["a"] = calls("a")[0]
     field.placed.pop("a")
-    field.inject(field.reactor.demand, Demand((Left("a", 20),), tuple(calls("a"))))
+    field.inject(field.reactor.demand, Demand((CallDeparted("a", 20),), tuple(calls("a"))))
     assert field.placed == {"b": "one", "c": "one", "a": "one"}
-
-
-def test_a_call_that_leaves_while_it_waits_is_not_placed() -> None:
-    field = Field().arrive(*calls("a", "b")).leave("a").opens(one=0)
-    assert field.placed == {"b": "one"}
-
-
-def test_an_engine_that_is_closed_gets_nothing_and_has_its_calls_when_it_opens_again() -> None:
-    field = Field().opens(one=0).arrive(*calls(*"ab")).closes("one").arrive(*calls(*"cd"))
-    assert list(field.placed) == ["a", "b"]
-    field.opens(one=0)
-    assert list(field.placed) == ["a", "b", "c"]
 
 
 def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -> None:
     """Steps take 1 s, and `young` may be in a later batch."""
     field = Field().opens(one=1)
     reactor = field.reactor
-    field.inject(reactor.fitted, Fitted("one", 0.0, 1.0, 0.0, 0.0))
+    field.inject(reactor.fitted, SpeedFitted("one", 0.0, 1.0, 0.0, 0.0))
     field.arrive(Arrived("old", 0, 10), Arrived("young", 1, 10, to="one"))
-    assert reactor.longest_s(0) == 0.0, "nobody foretells lengths here"
+    assert reactor.longest_s(0) == 0.0, "no lengths are predicted here"
     field.leave("old", "young")
     field.arrive(Arrived("old", 0, 10, expected=30), Arrived("young", 1, 10, expected=90, to="one"))
     assert (reactor.longest_s(0), reactor.longest_s(1)) == (30.0, 90.0)
-    sampled_20 = Seen((EngineSeen("one", 2, 0, 10, 40.0),))
-    field.inject(reactor.seen, sampled_20)
+    sampled_20 = Snapshot((EngineLoad("one", 2, 0, 10, 40.0),))
+    field.inject(reactor.snapshot, sampled_20)
     assert reactor.longest_s(0) == 10.0
-    field.inject(reactor.seen, sampled_20)
+    field.inject(reactor.snapshot, sampled_20)
     assert reactor.longest_s(0) == 0.0, "no conversation was as long as this one"
-    field.inject(reactor.demand, Demand((Left("long", 1000),)))
+    field.inject(reactor.demand, Demand((CallDeparted("long", 1000),)))
     assert reactor.longest_s(0) == 0.5 * (10 + 40)
     assert field.leave("old").reactor.longest_s(0) == 0.0
 
 
 def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
     field = Field().opens(one=0)
-    field.inject(field.reactor.fitted, Fitted("one", 0.0, 1.0, 2.0, 0.0))
+    field.inject(field.reactor.fitted, SpeedFitted("one", 0.0, 1.0, 2.0, 0.0))
     field.closes("one").opens(one=0).arrive(*calls(*"ab"))
     assert list(field.placed) == ["a"]  # a second call would add nothing
 
 
-def test_without_pull_no_engine_is_told_to() -> None:
+def test_without_pull_no_engine_is_ordered_to() -> None:
     field = Field(order="rolling").opens(one=0, two=0).publish(1).second()
     assert field.pulled == []
 
@@ -106,8 +79,8 @@ def test_a_version_is_pulled_at_once_by_one_and_by_the_others_when_they_are_unde
     assert field.pulled == ["e3", "e2"]
 
 
-def test_an_engine_that_loads_a_version_beside_the_others_pulls_however_busy_it_is() -> None:
-    field = Field(order="pull", mode="beside").opens(e1=0, e2=0).arrive(*calls(*"abcdef"))
+def test_an_engine_that_loads_an_adapter_while_it_samples_pulls_however_busy_it_is() -> None:
+    field = Field(order="pull", mode="adapter").opens(e1=0, e2=0).arrive(*calls(*"abcdef"))
     field.publish(1)
     assert field.pulled == ["e1"]
     field.opens(e1=1).second()
@@ -118,7 +91,9 @@ def test_a_call_that_no_open_engine_may_sample_makes_one_pull_at_once() -> None:
     field = Field(order="pull").opens(one=0, two=0).arrive(*calls(*"abcdef"))
     field.publish(1)
     first = field.pulled[0]
-    field.inject(field.program.fleets[MODEL].added, Added(first))  # the fleet says that it is gone for now
+    field.inject(
+        field.program.fleets[MODEL].added, Added(first)
+    )  # the fleet reports that it is unavailable for now
     field.closes(first).arrive(*calls("new", version=1))
     assert sorted(field.pulled) == ["one", "two"]
     assert "new" not in field.placed
@@ -128,7 +103,7 @@ def test_a_call_that_no_open_engine_may_sample_makes_one_pull_at_once() -> None:
     assert field.placed["new"] == second
 
 
-def test_an_engine_that_was_told_and_stays_open_is_told_again() -> None:
+def test_an_order_to_pull_is_repeated_for_an_engine_that_stays_open() -> None:
     field = Field(order="pull").opens(one=0).publish(1)
     for _ in range(4):
         field.second()
@@ -145,22 +120,22 @@ def test_calls_move_out_of_a_queue_and_none_while_an_engine_pulls() -> None:
             field.publish(1)
             assert field.pulled == ["two"]
         field.pulled.clear()
-        field.second(EngineSeen("one", 1, 2, 30, 1.0))
-        if version:  # nobody pulls now, and only one engine is left that does not
+        field.second(EngineLoad("one", 1, 2, 30, 1.0))
+        if version:  # no engine pulls now, and only one is left that does not
             assert field.moves == []
         else:
             assert [(move.engine, move.to) for move in field.moves] == [("one", "two")] * 2
-            field.second(EngineSeen("one", 1, 2, 30, 1.0))
-            assert len(field.moves) == 3  # nobody is told twice
+            field.second(EngineLoad("one", 1, 2, 30, 1.0))
+            assert len(field.moves) == 3  # no order is repeated
 
 
-def test_nothing_moves_at_the_moment_at_which_an_engine_is_told_to_pull() -> None:
-    """Calls wait in `one`, and `two` has room for them; at the same snapshot `three` is told to pull."""
+def test_nothing_moves_at_the_moment_at_which_an_engine_is_ordered_to_pull() -> None:
+    """Calls wait in `one`, and `two` has room for them; at the same snapshot `three` is ordered to pull."""
     field = Field(order="pull", migration={"waiting_above": 0}).publish(1)
     field.opens(one=1).arrive(*calls(*"abc", version=1)).opens(two=1, three=0)
-    field.second(EngineSeen("one", 1, 2, 30, 1.0))
+    field.second(EngineLoad("one", 1, 2, 30, 1.0))
     assert (field.pulled, field.moves) == (["three"], [])
-    field.second(EngineSeen("one", 1, 2, 30, 1.0))
+    field.second(EngineLoad("one", 1, 2, 30, 1.0))
     assert (field.pulled, len(field.moves)) == (["three"], 2)
 
 
@@ -168,16 +143,16 @@ def test_a_late_call_moves_with_the_tokens_that_it_has_by_now() -> None:
     """Two calls of V = 0 as long as one another when they came; one of them has been there longer."""
     engine = {"k1": 1e-3, "k2": 0.1, "k3": 1e-3, "k4": 0.1}
     field = Field(late_call_weight=8.0, min_gain_share=0.0, engine=engine).opens(one=0)
-    field.arrive(*calls("old")).second(EngineSeen("one", 1, 0, 510, 500.0))
-    field.arrive(*calls("new")).second(EngineSeen("one", 2, 0, 560, 80.0))
+    field.arrive(*calls("old")).second(EngineLoad("one", 1, 0, 510, 500.0))
+    field.arrive(*calls("new")).second(EngineLoad("one", 2, 0, 560, 80.0))
     assert field.placed == {"old": "one", "new": "one"}
-    field.opens(two=0).publish(1).second(EngineSeen("one", 2, 0, 640, 80.0))
+    field.opens(two=0).publish(1).second(EngineLoad("one", 2, 0, 640, 80.0))
     assert [(move.call, move.to) for move in field.moves] == [("old", "two")]
 
 
 def test_a_pinned_call_never_moves() -> None:
     field = Field(migration={"waiting_above": 0}).opens(one=0)
-    field.arrive(*calls(*"abc", pinned=True)).opens(two=0).second(EngineSeen("one", 1, 2, 30, 1.0))
+    field.arrive(*calls(*"abc", pinned=True)).opens(two=0).second(EngineLoad("one", 1, 2, 30, 1.0))
     assert field.moves == []
 
 
@@ -191,7 +166,7 @@ def test_a_pinned_call_never_moves() -> None:
 def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v(
     rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int]]
 ) -> None:
-    """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and nobody waits for ever."""
+    """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and no call waits for ever."""
     field = Field(order, rule=rule, late_call_weight=late_call_weight)
     for event in events:
         happen(field, *event)
@@ -206,10 +181,10 @@ def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(HAPPENS, max_size=30), st.integers(1, 3))
-def test_while_a_call_waits_that_is_too_new_for_all_an_engine_is_told_to_pull(
+def test_while_a_call_waits_that_is_too_new_for_all_an_engine_is_ordered_to_pull(
     events: list[tuple[str, str, int]], version: int
 ) -> None:
-    """Whatever went before: the engines that are told come back with the newest version, and then it is placed."""
+    """Whatever went before: the engines that are ordered to pull come back with the newest version, and then it is placed."""
     field = Field("pull")
     for event in events:
         happen(field, *event)
@@ -232,7 +207,7 @@ def test_the_engine_that_admits_a_group_is_the_one_that_would_get_its_call() -> 
     assert (field.reactor.admitting(1), field.reactor.admitting(2)) == (1, 2)
     assert field.reactor.admitting(3) is None
     field.arrive(*calls("c", "d", "e", to="old"), *calls("f", version=2))
-    assert field.reactor.admitting(1) is None, "nobody has room"
+    assert field.reactor.admitting(1) is None, "no engine has room"
     before = dict(field.placed)
     field.leave("c")
     assert field.reactor.admitting(1) == 1
@@ -252,8 +227,8 @@ def test_the_run_of_a_placement_replays() -> None:
     reactor = program.placements[MODEL]
     runtime.inject(reactor.opened, Opened("one", 0))
     runtime.inject(reactor.demand, Demand((), tuple(calls(*"abcd", near="one", cached=3))))
-    runtime.inject(reactor.seen, Seen((EngineSeen("one", 3, 1, 30, 1.5),)))
-    runtime.inject(reactor.demand, Demand((Left("a", 20),)))
+    runtime.inject(reactor.snapshot, Snapshot((EngineLoad("one", 3, 1, 30, 1.5),)))
+    runtime.inject(reactor.demand, Demand((CallDeparted("a", 20),)))
     runtime.advance()
     recording.close()
     report = replay(file.getvalue().decode().splitlines(), ControlProgram)

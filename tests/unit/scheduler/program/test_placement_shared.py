@@ -5,39 +5,43 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.program.calls import Arrived, Demand, EngineSeen, Held, Opened, Others, Plan, Queued, Seen
+from scheduler.program.calls import (
+    Arrived,
+    Demand,
+    EngineLoad,
+    Opened,
+    PeerLoad,
+    PeerQueued,
+    PeerRunning,
+    Plan,
+    Snapshot,
+)
 from scheduler.program.following import FollowerProgram
 from scheduler.program.placement import PlacementSettings
 from scheduler.reactor import Runtime, VirtualClock
-from tests.unit.scheduler.program.field import (
-    ENGINE,
-    HAPPENS,
-    Field,
-    calls,
-    happen,
-)
+from tests.unit.scheduler.program.field import ENGINE, HAPPENS, Field, calls, happen
 
 
-def others(field: Field, processes: int, *given: Queued | Held) -> Field:
-    queued = tuple(one for one in given if isinstance(one, Queued))
-    held = tuple(one for one in given if isinstance(one, Held))
-    field.inject(field.reactor.others, Others(processes, queued, held))
+def others(field: Field, processes: int, *given: PeerQueued | PeerRunning) -> Field:
+    queued = tuple(one for one in given if isinstance(one, PeerQueued))
+    held = tuple(one for one in given if isinstance(one, PeerRunning))
+    field.inject(field.reactor.peer_load, PeerLoad(processes, queued, held))
     return field
 
 
 def test_calls_of_an_older_v_that_wait_in_other_processes_go_first() -> None:
     """The engine has room for three: two of theirs, and one of ours."""
-    field = others(Field().opens(one=1), 2, Queued(0, 2, 10)).second(EngineSeen("one", 0, 0, 0, 0.0))
+    field = others(Field().opens(one=1), 2, PeerQueued(0, 2, 10)).second(EngineLoad("one", 0, 0, 0, 0.0))
     field.arrive(*calls("a", "b", version=1))
     assert field.placed == {"a": "one"}
-    others(field, 2).second(EngineSeen("one", 3, 0, 30, 1.0))
+    others(field, 2).second(EngineLoad("one", 3, 0, 30, 1.0))
     assert field.placed == {"a": "one"}, "theirs are inside now"
-    others(field, 2).second(EngineSeen("one", 1, 0, 10, 1.0))
+    others(field, 2).second(EngineLoad("one", 1, 0, 10, 1.0))
     assert field.placed == {"a": "one", "b": "one"}
 
 
-def test_calls_of_the_same_or_a_newer_v_that_wait_elsewhere_keep_nobody_from_an_engine() -> None:
-    field = others(Field().opens(one=1), 2, Queued(1, 9, 10)).second(EngineSeen("one", 0, 0, 0, 0.0))
+def test_calls_of_the_same_or_a_newer_v_that_wait_elsewhere_keep_no_call_from_an_engine() -> None:
+    field = others(Field().opens(one=1), 2, PeerQueued(1, 9, 10)).second(EngineLoad("one", 0, 0, 0, 0.0))
     field.arrive(*calls("a", "b", "c", version=0))
     assert list(field.placed) == ["a", "b", "c"]
 
@@ -46,28 +50,28 @@ def test_an_engine_pulls_for_a_call_that_waits_in_another_process() -> None:
     """One engine has the newest weights and is full; the other has room, and is too old for the call."""
     field = Field(order="pull").publish(1).opens(new=1, old=0)
     field.arrive(*calls("a", "b", "c", to="new"), *calls("d", "e", to="old"))
-    full = EngineSeen("new", 3, 0, 30, 1.0), EngineSeen("old", 2, 0, 20, 1.0)
-    others(field, 2, Queued(0, 1, 10)).second(*full)
+    full = EngineLoad("new", 3, 0, 30, 1.0), EngineLoad("old", 2, 0, 20, 1.0)
+    others(field, 2, PeerQueued(0, 1, 10)).second(*full)
     assert field.pulled == [], "the call can have the other as it is"
-    others(field, 2, Queued(1, 1, 10)).second(*full)
+    others(field, 2, PeerQueued(1, 1, 10)).second(*full)
     assert field.pulled == ["old"]
 
 
 def test_what_is_placed_between_two_snapshots_counts_for_processes_that_do_the_same() -> None:
     """One of two processes, each with as many calls: three more would fit into `one` before it is as full as `two`."""
     field = Field(rule="cached").opens(one=0, two=0).arrive(*calls("a", "b"))
-    others(field, 2).second(EngineSeen("one", 2, 0, 20, 1.0), EngineSeen("two", 5, 0, 50, 1.0))
+    others(field, 2).second(EngineLoad("one", 2, 0, 20, 1.0), EngineLoad("two", 5, 0, 50, 1.0))
     field.arrive(*calls("c", "d", "e"))
     assert [field.placed[name] for name in "cde"] == ["one", "one", "two"]
     field.leave("e")
-    others(field, 1).second(EngineSeen("one", 3, 0, 20, 1.0), EngineSeen("two", 5, 0, 50, 1.0))
+    others(field, 1).second(EngineLoad("one", 3, 0, 20, 1.0), EngineLoad("two", 5, 0, 50, 1.0))
     field.arrive(*calls("f", "g"))
     assert [field.placed[name] for name in "fg"] == ["one", "one"], "it is alone"
 
 
-def test_a_process_with_nearly_all_calls_takes_nobody_for_its_like() -> None:
+def test_a_process_with_nearly_all_calls_takes_no_other_for_its_like() -> None:
     field = Field(rule="cached").opens(one=0, two=0).arrive(*calls(*"abcdef"))
-    others(field, 4).second(EngineSeen("one", 3, 0, 30, 1.0), EngineSeen("two", 4, 0, 40, 1.0))
+    others(field, 4).second(EngineLoad("one", 3, 0, 30, 1.0), EngineLoad("two", 4, 0, 40, 1.0))
     assert field.reactor._engines.times == 1
     field.arrive(*calls("g", "h"))
     assert [field.placed[name] for name in "gh"] == ["one", "one"]
@@ -75,8 +79,8 @@ def test_a_process_with_nearly_all_calls_takes_nobody_for_its_like() -> None:
 
 def test_late_calls_of_other_processes_keep_an_engine_for_themselves() -> None:
     field = Field(late_call_weight=8.0, min_gain_share=0.0).opens(one=1, two=1).publish(1)
-    others(field, 2, Held("one", 0, 1), Held("two", 1, 1))
-    field.second(EngineSeen("one", 1, 0, 10, 1.0), EngineSeen("two", 1, 0, 10, 1.0))
+    others(field, 2, PeerRunning("one", 0, 1), PeerRunning("two", 1, 1))
+    field.second(EngineLoad("one", 1, 0, 10, 1.0), EngineLoad("two", 1, 0, 10, 1.0))
     field.arrive(*calls("young", version=1))
     assert field.placed == {"young": "two"}
 
@@ -84,21 +88,21 @@ def test_late_calls_of_other_processes_keep_an_engine_for_themselves() -> None:
 def test_a_process_moves_its_share_of_the_calls_that_wait_in_an_engine() -> None:
     """Of six, four wait: half of these are another process's to move."""
     field = Field(migration={"waiting_above": 0}).opens(one=0).arrive(*calls(*"abc")).opens(two=0)
-    others(field, 2).second(EngineSeen("one", 2, 4, 60, 1.0))
+    others(field, 2).second(EngineLoad("one", 2, 4, 60, 1.0))
     assert [(move.engine, move.to) for move in field.moves] == [("one", "two")] * 2
 
 
 def test_a_process_moves_its_share_of_the_calls_that_may_move_at_once() -> None:
     field = Field(min_gain_share=0.0, migration={"waiting_above": 0, "at_once": 4}).opens(one=0)
     field.arrive(*calls(*"abcdefgh")).opens(two=0)
-    others(field, 2).second(EngineSeen("one", 1, 15, 160, 1.0))
+    others(field, 2).second(EngineLoad("one", 1, 15, 160, 1.0))
     assert len(field.moves) == 2
 
 
 def test_ends_of_calls_never_take_more_from_an_engine_than_others_have_there() -> None:
     """`two` has calls of this process alone; when one ends, no other process's end is to be expected there."""
     field = Field(rule="cached").opens(one=0, two=0).arrive(*calls("a", "b"))
-    others(field, 3).second(EngineSeen("one", 9, 0, 90, 1.0), EngineSeen("two", 1, 0, 10, 1.0))
+    others(field, 3).second(EngineLoad("one", 9, 0, 90, 1.0), EngineLoad("two", 1, 0, 10, 1.0))
     assert field.reactor._engines.times == 3
     field.arrive(*calls("c", to="two")).leave("b")
     found = {name: (engine.running, engine.foreign) for name, engine in field.reactor._engines.open.items()}
@@ -137,36 +141,36 @@ class Follower:
         self.inject(self.reactor.demand, Demand((), arrived))
         return self
 
-    def second(self, plan: Plan, *seen: EngineSeen) -> Follower:
+    def second(self, plan: Plan, *seen: EngineLoad) -> Follower:
         self.inject(self.reactor.plan, plan)
-        self.inject(self.reactor.others, Others(2))
-        self.inject(self.reactor.seen, Seen(seen))
+        self.inject(self.reactor.peer_load, PeerLoad(2))
+        self.inject(self.reactor.snapshot, Snapshot(seen))
         return self
 
 
-def test_a_process_that_follows_leaves_alone_what_was_told_to_pull_and_tells_nobody() -> None:
+def test_a_follower_leaves_alone_what_was_ordered_to_pull_and_orders_nothing() -> None:
     """Calls wait in `one`; `two` and `three` have room."""
     follower = Follower(migration={"waiting_above": 0}).opens(one=0).arrive(*calls(*"abc"))
     follower.opens(two=0, three=0)
-    crowded = EngineSeen("one", 1, 2, 30, 1.0)
+    crowded = EngineLoad("one", 1, 2, 30, 1.0)
     follower.second(Plan(1, pulling=("two",)), crowded)
-    assert follower.moved == [], "not at the moment at which an engine is told to pull"
+    assert follower.moved == [], "not at the moment at which an engine is ordered to pull"
     follower.second(Plan(1, pulling=("two", "three")), crowded)
     assert follower.moved == []
     follower.second(Plan(1, pulling=("two", "three")), crowded)
-    assert follower.moved == [], "nobody else has room"
+    assert follower.moved == [], "no other engine has room"
     follower.second(Plan(1, pulling=("three",)), crowded)
     assert (sorted(follower.moved), follower.pulled) == (["b", "c"], [])
 
 
-def test_the_newest_version_is_what_the_coordinator_says_also_if_it_is_withdrawn() -> None:
+def test_the_newest_version_is_the_coordinators_also_if_it_is_withdrawn() -> None:
     follower = Follower(late_call_weight=8.0).opens(one=3).second(Plan(3))
     assert follower.reactor._engines.weight(2) == 8.0
     follower.second(Plan(2))
     assert follower.reactor._engines.weight(2) == 1.0
 
 
-def test_what_followers_are_told_is_what_was_decided() -> None:
+def test_the_plan_for_followers_is_what_was_decided() -> None:
     field = Field(order="pull").opens(one=0, two=0).publish(1)
     assert field.reactor.decided() == Plan(1, pulling=tuple(field.pulled))
     field.closes(*field.pulled)
@@ -174,12 +178,12 @@ def test_what_followers_are_told_is_what_was_decided() -> None:
 
 
 OTHERS = st.builds(
-    Others,
+    PeerLoad,
     st.integers(1, 4),
-    st.lists(st.builds(Queued, st.integers(0, 3), st.integers(1, 5), st.just(10)), max_size=3).map(tuple),
-    st.lists(st.builds(Held, st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 4)), max_size=4).map(
-        tuple
-    ),
+    st.lists(st.builds(PeerQueued, st.integers(0, 3), st.integers(1, 5), st.just(10)), max_size=3).map(tuple),
+    st.lists(
+        st.builds(PeerRunning, st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 4)), max_size=4
+    ).map(tuple),
 )
 
 
@@ -191,26 +195,22 @@ OTHERS = st.builds(
     st.lists(st.one_of(HAPPENS, OTHERS), max_size=40),
 )
 def test_whatever_other_processes_have_every_call_is_placed_once_and_none_waits_for_ever(
-    rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int] | Others]
+    rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int] | PeerLoad]
 ) -> None:
-    """`Field._on_placed` looks at every placement. In the end the other processes have nothing, as every snapshot says."""
-    field = Field(
-        order,
-        rule=rule,
-        late_call_weight=late_call_weight,
-    )
+    """`Field._on_placed` looks at every placement. In the end the other processes have nothing, as every snapshot shows."""
+    field = Field(order, rule=rule, late_call_weight=late_call_weight)
     for event in events:
-        if isinstance(event, Others):
-            field.inject(field.reactor.others, event)
+        if isinstance(event, PeerLoad):
+            field.inject(field.reactor.peer_load, event)
         else:
             happen(field, *event)
         assert field.reactor.waiting == len(field.wanted), "a call was lost, or is there twice"
         for engine in field.reactor._engines.open.values():
             own = engine.running - engine.foreign
-            assert own == sum(engine.held.values())
+            assert own == sum(engine.calls_by_version.values())
             assert engine.foreign >= 0 and engine.kv >= engine.floor
     field.opens(a=3, b=3)
-    idle = EngineSeen("a", 0, 0, 0, 0.0), EngineSeen("b", 0, 0, 0, 0.0)
+    idle = EngineLoad("a", 0, 0, 0, 0.0), EngineLoad("b", 0, 0, 0, 0.0)
     others(field, 2).second(*idle)
     while field.wanted:
         before = len(field.wanted)

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 from tests.unit.scheduler.program.answers import ANSWERS, SETTINGS
 from tests.unit.scheduler.program.world import Answer, World
 
@@ -20,20 +20,20 @@ HAPPENS = st.one_of(
     st.tuples(st.just("run"), st.integers(0, 12)),
     st.tuples(st.sampled_from(["add", "remove", "lose", "pause", "resume"]), st.sampled_from(ENGINES)),
     st.tuples(st.just("publish"), st.sampled_from([1, 1, 1, 0, -1])),
-    st.tuples(st.just("say_again"), st.none()),
+    st.tuples(st.just("repeat_results"), st.none()),
 )
 EVENTS = st.lists(HAPPENS, max_size=25)
 
 
 def happen(world: World, what: str, about: Any) -> None:
-    """One event. A version is published that is so much newer than the last one: now and then it is not."""
+    """One event. A version is published, now and then one that is not newer than the last."""
     match what:
         case "run":
             world.run(about)
         case "publish":
             world.publish(max(1, max(world.watch.published, default=0) + about))
-        case "say_again":
-            world.say_again()
+        case "repeat_results":
+            world.repeat_results()
         case _:
             getattr(world, what)(about)
 
@@ -65,7 +65,7 @@ def test_whatever_happens(
 ) -> None:
     drawn = {step: iter(those) for step, those in answers.items()}
 
-    def answer(do: Do) -> Answer:
+    def answer(do: StepCommand) -> Answer:
         return next(drawn.get(do.step, iter(())), Answer(pinned=pinned))
 
     world = World(answer, *chosen, answers_first=answers_first)
@@ -77,13 +77,13 @@ def test_whatever_happens(
 
 
 def test_hashes_do_not_matter() -> None:
-    """The same is said in processes that hash strings differently."""
+    """The decisions are the same in processes that hash strings differently."""
     code = (
         "from tests.unit.scheduler.program.world import World\n"
         "world = World().add(*'abcdef').run(10).lose('d').publish(1).run(80)\n"
         "print(*world.lines, sep='\\n')"
     )
-    told = {
+    stories = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -93,5 +93,5 @@ def test_hashes_do_not_matter() -> None:
         ).stdout
         for seed in ("1", "2", "3")
     }
-    assert len(told) == 1
-    assert "version 1 live" in told.pop()
+    assert len(stories) == 1
+    assert "version 1 live" in stories.pop()

@@ -1,39 +1,47 @@
-"""Order `pull` of the weight update by example: who is told to pull, and what happens while nobody is."""
+"""Order `pull` of the weight update by example: which engines are ordered to pull, and what happens without an order."""
 
 from __future__ import annotations
 
 import pytest
 
 from scheduler.program import ControlProgram
-from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published
+from scheduler.program.events import (
+    Added,
+    EngineLost,
+    Published,
+    Started,
+    StepCommand,
+    StepResult,
+    UpdateResult,
+)
 from scheduler.reactor import SECOND, Runtime, VirtualClock
 from tests.unit.scheduler.program.world import Answer, World
 
 
 class Alone:
-    """A fleet of which the placement knows nothing: nobody is told to pull by it. Steps are answered by hand."""
+    """A fleet that the placement does not know, so that it gives no order to pull. Steps end by hand."""
 
     def __init__(self, *engines: str) -> None:
         self.program = ControlProgram({"models": {"m": {"update": {"order": "pull"}}}})
         self.fleet, self.update = self.program.fleets["m"], self.program.updates["m"]
         self.clock = VirtualClock()
         self.runtime = Runtime(self.program, self.clock)
-        self.asked: dict[str, Do] = {}
+        self.pending: dict[str, StepCommand] = {}
         self.holds: list[str] = []
-        self.ends: list[Ended] = []
+        self.ends: list[UpdateResult] = []
         for reactor in (self.fleet, self.update):
             self.runtime.observe(reactor.commands, self._on_commands)
         self.runtime.observe(self.update.ended, lambda _tag, ended: self.ends.append(ended))
         self.runtime.start()
-        self.inject(self.fleet.begun, Begun(0))
-        self.inject(self.update.begun, Begun(0))
+        self.inject(self.fleet.started, Started(0))
+        self.inject(self.update.started, Started(0))
         for engine in engines:
             self.inject(self.fleet.added, Added(engine))
             self.arrives(engine)
 
-    def _on_commands(self, _tag: object, commands: tuple[Do, ...]) -> None:
+    def _on_commands(self, _tag: object, commands: tuple[StepCommand, ...]) -> None:
         for do in commands:
-            self.asked[do.engine] = do
+            self.pending[do.engine] = do
             if do.step == "hold":
                 self.holds.append(do.engine)
 
@@ -42,13 +50,16 @@ class Alone:
         self.runtime.advance()
 
     def answers(self, engine: str) -> None:
-        do = self.asked.pop(engine)
+        do = self.pending.pop(engine)
         fleet = do.step in ("launch", "stop")
-        self.inject(self.fleet.done if fleet else self.update.done, Done(engine, do.step, do.version, True))
+        self.inject(
+            self.fleet.step_result if fleet else self.update.step_result,
+            StepResult(engine, do.step, do.version, True),
+        )
 
     def arrives(self, engine: str) -> None:
         """Carry out the engine's orders until it is open."""
-        while engine in self.asked:
+        while engine in self.pending:
             self.answers(engine)
 
     def pull(self, *engines: str) -> None:
@@ -86,7 +97,7 @@ def test_if_the_one_that_pulls_unasked_dies_another_does() -> None:
     fleet = Alone("a", "b")
     fleet.inject(fleet.update.published, Published(1))
     fleet.second()
-    fleet.inject(fleet.fleet.lost, Lost("a", "it died"))
+    fleet.inject(fleet.fleet.lost, EngineLost("a", "it died"))
     fleet.second(2)
     assert fleet.holds == ["a", "b"]
 
@@ -95,10 +106,10 @@ def test_if_the_one_that_pulls_cannot_load_the_version_no_other_tries_before_it_
     fleet = Alone("a", "b")
     fleet.inject(fleet.update.published, Published(1))
     fleet.second()
-    while fleet.asked["a"].step != "load":
+    while fleet.pending["a"].step != "load":
         fleet.answers("a")
-    fleet.asked.pop("a")
-    fleet.inject(fleet.update.done, Done("a", "load", 1, False, "it cannot be read"))
+    fleet.pending.pop("a")
+    fleet.inject(fleet.update.step_result, StepResult("a", "load", 1, False, "it cannot be read"))
     fleet.pull("b")
     fleet.second(5)
     assert fleet.holds == ["a"]
@@ -120,7 +131,7 @@ def test_the_second_of_one_version_is_not_that_of_the_next() -> None:
     assert fleet.holds == ["a", "a"]
 
 
-def test_an_engine_on_its_way_to_the_last_version_keeps_nobody_from_the_newest() -> None:
+def test_an_engine_on_its_way_to_the_last_version_keeps_no_other_from_the_newest() -> None:
     fleet = Alone("a", "b")
     fleet.inject(fleet.update.published, Published(1))
     fleet.pull("a", "b")
@@ -128,23 +139,23 @@ def test_an_engine_on_its_way_to_the_last_version_keeps_nobody_from_the_newest()
     assert [(ended.version, ended.live) for ended in fleet.ends] == [(1, True)]
     fleet.inject(fleet.update.published, Published(2))
     fleet.second(1.1)
-    assert (fleet.holds, fleet.asked["a"].version) == (["a", "b", "b"], 1)
+    assert (fleet.holds, fleet.pending["a"].version) == (["a", "b", "b"], 1)
 
 
-def test_once_a_version_is_live_nobody_looks_any_more_who_pulls() -> None:
-    """Nor does anybody pull unasked when the engine that ran it dies: it is launched anew with the newest weights."""
+def test_once_a_version_is_live_no_timer_is_left() -> None:
+    """Nor does an engine pull by itself when the one that ran it dies: that is launched again with the newest weights."""
     fleet = Alone("a", "b")
     fleet.inject(fleet.update.published, Published(1))
     fleet.second()
     fleet.arrives("a")
     fleet.second(300)
     assert fleet.runtime.next_time() is None
-    fleet.inject(fleet.fleet.lost, Lost("a", "it died"))
+    fleet.inject(fleet.fleet.lost, EngineLost("a", "it died"))
     fleet.second(5)
     assert fleet.holds == ["a"]
 
 
-def test_who_is_told_to_pull_leaves_only_an_older_version_and_only_when_it_is_open() -> None:
+def test_an_ordered_engine_leaves_only_an_older_version_and_only_when_it_is_open() -> None:
     fleet = Alone("a", "b", "c")
     fleet.pull("a")
     assert fleet.holds == []  # there is nothing newer
@@ -152,13 +163,13 @@ def test_who_is_told_to_pull_leaves_only_an_older_version_and_only_when_it_is_op
     fleet.pull("a")
     fleet.answers("a")
     fleet.pull("a")  # it is on its way
-    assert (fleet.holds, fleet.asked["a"].step) == (["a"], "abort")
+    assert (fleet.holds, fleet.pending["a"].step) == (["a"], "abort")
     fleet.arrives("a")
     fleet.pull("a")  # it has come
-    fleet.inject(fleet.fleet.lost, Lost("b", "it died"))
+    fleet.inject(fleet.fleet.lost, EngineLost("b", "it died"))
     fleet.pull("b")  # it is being stopped
     assert fleet.holds == ["a"]
-    assert fleet.asked["b"].step == "stop"
+    assert fleet.pending["b"].step == "stop"
 
 
 def test_an_older_version_fails_although_an_engine_that_did_not_pull_still_runs_it() -> None:
@@ -176,7 +187,7 @@ def test_a_version_that_an_engine_has_contradicted_is_not_live_because_others_sl
     """One engine sleeps on a node that its trainer has claimed; the other cannot load the weights or fails with them."""
     world = World(homes={"a": "t0"}).add("r", "a").claim("t0").run(10)
 
-    def answer(do: Do) -> Answer:
+    def answer(do: StepCommand) -> Answer:
         return Answer(ok=do.version != 1 or do.step not in (wrong, "launch"))
 
     world.answer = answer

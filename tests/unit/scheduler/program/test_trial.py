@@ -1,10 +1,10 @@
-"""A version that engines fail with, by example: who is at fault, what it costs, and who serves meanwhile."""
+"""A version that engines fail with, by example: who is at fault, what it costs, and who serves during the trial."""
 
 from __future__ import annotations
 
 import pytest
 
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 from scheduler.program.trial import Trial
 from tests.unit.scheduler.program.fleets import but, fleet_of
 from tests.unit.scheduler.program.world import Answer, World
@@ -15,7 +15,7 @@ def fails_with(version: int, *steps: Step, engine: str = "", hangs: bool = False
     world = fleet_of("a", "b")
     wrong = Answer(after_s=None) if hangs else Answer(ok=False)
 
-    def fails(do: Do) -> bool:
+    def fails(do: StepCommand) -> bool:
         return do.version == version and do.step in steps and engine in ("", do.engine)
 
     world.answer = but(fails, wrong)
@@ -45,7 +45,9 @@ def test_an_engine_that_fails_with_a_version_goes_back_and_no_other_tries_it() -
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("steps", [("load", "launch"), ("probe",), ("load", "probe"), ("label",)])
-def test_whatever_it_fails_at_it_is_bad_and_nobody_is_given_up(steps: tuple[Step, ...], hangs: bool) -> None:
+def test_whatever_it_fails_at_it_is_bad_and_no_engine_is_given_up(
+    steps: tuple[Step, ...], hangs: bool
+) -> None:
     world = fails_with(1, *steps, hangs=hangs).publish(1).run(60)
     story = world.story()
     assert story[-1].endswith("version 1 bad")
@@ -65,7 +67,7 @@ def test_bad_versions_cost_no_restart() -> None:
 
 
 def test_an_engine_that_dies_of_a_version_has_its_restart_back() -> None:
-    """Nobody knows what it died of, until its process fails with the version and runs with the one before."""
+    """The cause of its death is unknown until its process fails with the version and runs with the one before."""
     world = World(fleet={"max_restarts": 1}).add("a").run(10)
     world.answer = but(lambda do: do.version == 1 and do.step == "launch", Answer(ok=False))
     world.publish(1).run(3).lose("a", "it was killed: out of memory").run(20)
@@ -73,7 +75,7 @@ def test_an_engine_that_dies_of_a_version_has_its_restart_back() -> None:
     assert world.lose("a").run(20).watch.engines["a"].runs == 0
 
 
-def test_a_version_that_does_not_come_to_engines_is_not_at_fault() -> None:
+def test_a_version_that_does_not_reach_engines_is_not_at_fault() -> None:
     world = fleet_of("a", "b")
     away = but(lambda do: do.version == 1 and do.step in ("load", "launch"), Answer(ok=False, excused=True))
     world.answer = away
@@ -122,7 +124,7 @@ def test_the_next_version_is_tried_after_a_bad_one() -> None:
     assert {engine.runs for engine in world.watch.engines.values()} == {2}
 
 
-def test_where_nothing_works_nothing_is_said_of_the_version() -> None:
+def test_where_nothing_works_the_version_is_not_called_bad() -> None:
     world = fleet_of("a")
     world.answer = but(lambda do: do.step in ("load", "launch"), Answer(ok=False))
     story = world.publish(1).run(60).story()

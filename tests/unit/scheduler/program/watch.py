@@ -1,6 +1,6 @@
 """Invariants of the control program's output, checked at every decision.
 
-Written from the design (Weights): knows what was asked and answered, and nothing of the program's state.
+Written from the design (Weights): knows the commands and their results, and nothing of the program's state.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.program.events import Do, Done, Ended, Step, Target
+from scheduler.program.events import Step, StepCommand, StepResult, Target, UpdateResult
 from scheduler.program.nodes import RoleIs, Wanted
 
 FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 _REST = ("load", "label", "resume", "probe", "open")
 _FRESH = ("launch", "label", "probe", "open")
 _WITH_WEIGHTS = ("launch", "wake", *_REST)
-"""Steps in which an engine has to do with the weights that it comes to."""
+"""Steps that involve the weights that an engine loads."""
 _ROUTES = {
     ("abort", False): ("hold", "abort", "settle", *_REST),
     ("abort", True): ("hold", "handback", "freeze", *_REST),
@@ -37,7 +37,7 @@ _LIMITS = {
 
 @dataclass(slots=True)
 class _Engine:
-    """An engine, as somebody sees it who hears what is asked and answered."""
+    """An engine, as its commands and their results show it."""
 
     process: str = "none"
     """none, launching, up, stopping, stopped, falling, asleep, waking."""
@@ -49,33 +49,33 @@ class _Engine:
     """The version that its process was started with."""
     runs: int = -1
     """The version it is open at; -1: it is not open."""
-    asked: Step | None = None
+    pending: Step | None = None
     since: int = 0
     was_up: bool = False
     stopped: int = 0
     restarts: list[int] = field(default_factory=list)
     given_up: int | None = None
-    """When, if nobody waits for it any more."""
+    """When, if no update waits for it any more."""
     down: bool = False
     """Given up, and not yet tried again."""
     removed: int | None = None
     lost: int = -1
     refused: set[str] = field(default_factory=set)
     """The sides that want it asleep: `node` and `person`; it may be awake once neither does."""
-    told: int = -1
-    """When that was said, or taken back, last."""
+    unwanted_since: int = -1
+    """When that was requested, or taken back, last."""
     sleeps: bool = False
     """Since it was unwanted it has been neither launched nor woken, nor was that tried in vain."""
 
     @property
     def unwanted(self) -> bool:
-        """True if it shall sleep."""
+        """True if it should sleep."""
         return bool(self.refused)
 
 
 @dataclass(slots=True)
 class Node:
-    """A node, by what is said of it."""
+    """A node, by its reported roles."""
 
     engines: set[str] = field(default_factory=set)
     claimed: int | None = None
@@ -92,12 +92,12 @@ class Watch:
         self.engines: dict[str, _Engine] = {}
         self.nodes: dict[str, Node] = {}
         self._early: set[str] = set()
-        """Engines that shall sleep and are not there yet."""
+        """Engines that should sleep and do not exist yet."""
         self._lending = lending
         self._contradicted = False
-        """Somebody has failed with the newest version."""
+        """An engine has failed with the newest version."""
         self.published: list[int] = []
-        self.ends: list[Ended] = []
+        self.ends: list[UpdateResult] = []
         self.failures = 0
         """Steps that failed or were late, and engines that died, were removed or were paused."""
         self._limits: dict[str, int] = {**fleet, **update}
@@ -108,7 +108,7 @@ class Watch:
         self._doubters: list[str] = []
         """Those of `_tried` that failed once more in a process that was started with it, and not with the live one as well."""
         self._tried: set[str] = set()
-        """Engines that failed with the newest version, while nobody was open at it."""
+        """Engines that failed with the newest version, while no engine was open at it."""
         self._bad = -1
         self._excused: set[str] = set()
         """Engines that may be stopped at no cost: they failed with a version on trial, or are on their way to a bad one."""
@@ -141,8 +141,8 @@ class Watch:
         self.failures += 1
         if (found := self.engines.get(engine)) is not None:
             found.lost = now
-            if found.asked in ("launch", "wake"):
-                self._fails(engine, found, found.asked, found.to)
+            if found.pending in ("launch", "wake"):
+                self._fails(engine, found, found.pending, found.to)
 
     def wanted(self, now: int, wanted: Wanted, who: str = "node") -> None:
         """Check an order for an engine to sleep or to be awake."""
@@ -151,7 +151,7 @@ class Watch:
             (self._early.discard if wanted.awake else self._early.add)(wanted.engine)
         if engine is None or engine.removed is not None:
             return
-        self.failures += who == "person"  # the others may not have been told to stay open for it
+        self.failures += who == "person"  # the others may not have been ordered to stay open for it
         before = engine.unwanted
         (engine.refused.discard if wanted.awake else engine.refused.add)(who)
         if engine.unwanted and not before:
@@ -159,7 +159,7 @@ class Watch:
             self._moving.discard(wanted.engine)
             self._no_doubter(wanted.engine)
         if engine.unwanted is not before:
-            engine.told = now
+            engine.unwanted_since = now
 
     def claimed(self, now: int, node: str) -> None:
         """Record a claim by the node's trainer."""
@@ -169,20 +169,20 @@ class Watch:
         """Record a release by the node's trainer."""
         self.nodes[node].claimed = None
 
-    def role(self, told: RoleIs) -> None:
+    def role(self, change: RoleIs) -> None:
         """Check a node's new role: `rollout` only while it is unclaimed, `train` only while it is claimed."""
-        node = self.nodes[told.node]
-        node.role, node.near = told.role, told.near
-        assert told.reason
-        assert told.role != "rollout" or node.claimed is None
-        assert told.role != "train" or node.claimed is not None
-        assert not told.near or (told.role in ("idle", "switching") and node.claimed is None)
+        node = self.nodes[change.node]
+        node.role, node.near = change.role, change.near
+        assert change.reason
+        assert change.role != "rollout" or node.claimed is None
+        assert change.role != "train" or node.claimed is not None
+        assert not change.near or (change.role in ("idle", "switching") and node.claimed is None)
 
-    def done(self, now: int, done: Done) -> None:
-        """An answer to what is asked."""
+    def done(self, now: int, done: StepResult) -> None:
+        """Check and apply the result of a step."""
         engine = self.engines[done.engine]
-        assert (engine.asked, engine.to) == (done.step, done.version)
-        engine.asked = None
+        assert (engine.pending, engine.to) == (done.step, done.version)
+        engine.pending = None
         self.failures += not done.ok
         if not done.ok:
             self._fails(done.engine, engine, done.step, -1 if done.excused else done.version)
@@ -219,8 +219,8 @@ class Watch:
         self._open_at_begin = sum(engine.runs >= 0 for engine in self.engines.values())
         self._failures_at_begin = self.failures
 
-    def ended(self, ended: Ended) -> None:
-        """Once for each version, in order; and then nobody is left behind. A failed version may be live after all."""
+    def ended(self, ended: UpdateResult) -> None:
+        """Once for each version, in order; and then no engine is left behind. A failed version may be live after all."""
         self._live = max(self._live, ended.version) if ended.live else self._live
         assert bool(ended.bad) == (ended.version == self._bad)
         if len(self.ends) == len(self.published):
@@ -234,7 +234,7 @@ class Watch:
         left = [engine for engine in self.engines.values() if engine.removed is None]
         runs = any(engine.runs == ended.version for engine in left)
         sleeps = any(engine.sleeps for engine in left) and not self._contradicted
-        # an older one fails at once, also where engines that were not told to pull run it
+        # an older one fails immediately, also where engines that were not ordered to pull run it
         assert ended.live == (ended.version == self._newest and not ended.bad and (runs or sleeps))
         if ended.bad:
             assert not runs
@@ -243,7 +243,7 @@ class Watch:
             comes = engine.process in ("launching", "up") and engine.to >= ended.version
             comes = comes or engine.sleeps or engine.process in ("stopping", "stopped")
             if ended.live and self._update["order"] == "pull":
-                continue  # the others come when they are told to
+                continue  # the others load it when they are ordered to
             if ended.live:
                 assert engine.given_up is not None or comes
             else:
@@ -262,14 +262,14 @@ class Watch:
                 assert all(engine.runs == -1 for engine in here)
                 assert all(engine.process not in ("launching", "waking") for engine in here)
         for name, engine in self.engines.items():
-            if engine.asked is not None:
-                assert now < engine.since + self._limit(engine.asked), f"{name} was forgotten"
+            if engine.pending is not None:
+                assert now < engine.since + self._limit(engine.pending), f"{name} was forgotten"
             if engine.removed is not None:
-                assert engine.asked in ("drain", "stop")
+                assert engine.pending in ("drain", "stop")
                 longest = self._limits["drain_s"] + self._limits["stop_s"]
                 assert now < engine.removed + longest, f"{name} is still there"
 
-    # Versions on trial: published, and nobody was open at them yet
+    # Versions on trial: published, and no engine was open at them yet
 
     @property
     def _on_trial(self) -> bool:
@@ -306,7 +306,7 @@ class Watch:
         self._excused |= {
             name
             for name, engine in self.engines.items()
-            if engine.asked not in (None, "stop") and engine.to == self._bad
+            if engine.pending not in (None, "stop") and engine.to == self._bad
         }
 
     def _no_doubter(self, name: str) -> None:
@@ -315,14 +315,14 @@ class Watch:
 
     # What is decided
 
-    def do(self, now: int, do: Do) -> None:
-        """A step is asked for."""
+    def do(self, now: int, do: StepCommand) -> None:
+        """Check and apply a command."""
         engine = self.engines[do.engine]
-        assert engine.asked != "stop" or do.step == "quarantine", "nothing cuts a stop short"
+        assert engine.pending != "stop" or do.step == "quarantine", "nothing cuts a stop short"
         if do.step in ("stop", "quarantine"):
             self._check_reason(now, engine, do)
         if engine.removed is not None:
-            at_once = ("sleep", "wake", "launch") if engine.removed == now == engine.told else ()
+            at_once = ("sleep", "wake", "launch") if engine.removed == now == engine.unwanted_since else ()
             assert do.step in ("drain", "stop", "quarantine", *at_once)  # `passed`: which was the last
         match do.step:
             case "launch":
@@ -347,20 +347,20 @@ class Watch:
             case _:
                 self._update_step(do, engine)
         if do.step != "quarantine" and do.engine in self.engines:
-            engine.asked, engine.since, engine.to = do.step, now, do.version
+            engine.pending, engine.since, engine.to = do.step, now, do.version
 
-    def _check_reason(self, now: int, engine: _Engine, do: Do) -> None:
-        """Whatever ends a late step says so."""
+    def _check_reason(self, now: int, engine: _Engine, do: StepCommand) -> None:
+        """The reason of a command that ends a late step names the step."""
         assert do.reason
-        if engine.asked is None or now < engine.since + self._limit(engine.asked):
+        if engine.pending is None or now < engine.since + self._limit(engine.pending):
             return
-        if engine.removed is None or engine.asked in FLEET_STEPS:
+        if engine.removed is None or engine.pending in FLEET_STEPS:
             self.failures += 1
-            limit = f"step '{engine.asked}' was not done within {self._limit(engine.asked)} s"
-            unwanted = engine.unwanted and engine.told == now
+            limit = f"step '{engine.pending}' was not done within {self._limit(engine.pending)} s"
+            unwanted = engine.unwanted and engine.unwanted_since == now
             if limit in do.reason:
-                self._fails(do.engine, engine, engine.asked, engine.to)
-                late = engine.asked in ("load", "probe") and engine.to == self._newest
+                self._fails(do.engine, engine, engine.pending, engine.to)
+                late = engine.pending in ("load", "probe") and engine.to == self._newest
                 self._contradicted |= late
             assert limit in do.reason or engine.lost == now or unwanted
 
@@ -404,26 +404,26 @@ class Watch:
 
     def _quarantine(self, now: int, name: str, engine: _Engine) -> None:
         if engine.removed is not None:
-            assert engine.asked == "stop"
+            assert engine.pending == "stop"
             del self.engines[name]
             return
-        if engine.asked == "stop" and engine.unwanted:
-            engine.process, engine.stopped, engine.asked = "stopped", now, None
+        if engine.pending == "stop" and engine.unwanted:
+            engine.process, engine.stopped, engine.pending = "stopped", now, None
             return
-        if engine.asked != "stop":
+        if engine.pending != "stop":
             self._prune(now, engine)
             assert not engine.was_up or len(engine.restarts) >= self._limits["max_restarts"]
-        engine.given_up, engine.down, engine.runs, engine.asked = now, True, -1, None
+        engine.given_up, engine.down, engine.runs, engine.pending = now, True, -1, None
         engine.sleeps = False  # it was to be awake
         self._moving.discard(name)
         self._no_doubter(name)
 
-    def _update_step(self, do: Do, engine: _Engine) -> None:
+    def _update_step(self, do: StepCommand, engine: _Engine) -> None:
         assert engine.process == "up"
         if do.step == "hold":
-            assert engine.asked is None
+            assert engine.pending is None
             assert 0 <= engine.runs < do.version
-            assert not self._doubters, "nobody tries what another is going back from"
+            assert not self._doubters, "no engine tries what another is going back from"
             assert do.version != self._bad
             engine.way, engine.runs, engine.to = (), -1, do.version
             self._moving.add(do.engine)

@@ -1,7 +1,7 @@
-"""A world for the control program, in virtual time: engines that do a step in the time that a test says, fail it, or are silent.
+"""A world for the control program, in virtual time: engines that do a step in the time that a test sets, fail it, or are silent.
 
-Plays the gateway's part (`gateway.control.host`): one step an engine at a time, a new one ends the last, each end is told as a
-`Done`. Everything the program says is written down as a line ("12 a hold 1": at second 12), and watched (`watch.py`).
+Plays the gateway's part (`gateway.control.host`): one step an engine at a time, a new one ends the last, each end is sent as a
+`Done`. Every decision of the program is written down as a line ("12 a hold 1": at second 12), and watched (`watch.py`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scheduler.program import ControlProgram
-from scheduler.program.calls import Closed, Opened, Seen
-from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed, Target
+from scheduler.program.calls import Closed, Opened, Snapshot
+from scheduler.program.events import (
+    Added,
+    EngineLost,
+    Published,
+    Removed,
+    Started,
+    StepCommand,
+    StepResult,
+    Target,
+    UpdateResult,
+)
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs, Wanted
 from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
 from scheduler.reactor.elements import PhysicalAction
-from tests.unit.scheduler.program.watch import (
-    FLEET_STEPS,
-    Node,
-    Watch,
-)
+from tests.unit.scheduler.program.watch import FLEET_STEPS, Node, Watch
 
 T = TypeVar("T")
 
@@ -51,14 +57,14 @@ class Answer:
     """None: it never answers."""
     pinned: int = 0
     stubborn: bool = False
-    """Answers also when nobody asks for it any more."""
+    """The result comes also when it is no longer awaited."""
     excused: bool = False
-    """Where it fails, the version did not come to it."""
+    """Where it fails, the version did not reach it."""
 
 
 @dataclass(slots=True)
 class _Step:
-    do: Do
+    do: StepCommand
     answer: Answer
     ends: int | None
 
@@ -68,7 +74,7 @@ class _Late:
     """The answer to a step that something else followed."""
 
     ends: int
-    done: Done
+    done: StepResult
 
 
 class _Kept(io.BytesIO):
@@ -82,7 +88,7 @@ class _Kept(io.BytesIO):
 class World:
     """One model and its engines. Times are whole seconds."""
 
-    answer: Callable[[Do], Answer] = field(default=lambda do: Answer())
+    answer: Callable[[StepCommand], Answer] = field(default=lambda do: Answer())
     fleet: dict[str, Any] = field(default_factory=dict)
     update: dict[str, Any] = field(default_factory=dict)
     lending: dict[str, Any] = field(default_factory=dict)
@@ -99,9 +105,9 @@ class World:
     _program: ControlProgram = field(init=False)
     _steps: dict[str, _Step] = field(default_factory=dict)
     _late: list[_Late] = field(default_factory=list)
-    _answered: list[Done] = field(default_factory=list)
+    _answered: list[StepResult] = field(default_factory=list)
     _wanted: tuple[Wanted, ...] = ()
-    """Told at the last tag: the fleet hears of it at the next, and so does the watch."""
+    """Sent at the last tag: the fleet receives it at the next, and so does the watch."""
 
     def __post_init__(self) -> None:
         self.fleet, self.update = {**FLEET, **self.fleet}, {**UPDATE, **self.update}
@@ -119,9 +125,9 @@ class World:
         self._runtime.observe(self._program.lending.wanted, self._on_wanted)
         self._runtime.observe(self._program.lending.roles, self._on_roles)
         self._runtime.start()
-        self._runtime.inject(fleet.begun, Begun(0))
-        self._runtime.inject(update.begun, Begun(0))
-        self._runtime.inject(self._program.placements[MODEL].begun, Begun(0))
+        self._runtime.inject(fleet.started, Started(0))
+        self._runtime.inject(update.started, Started(0))
+        self._runtime.inject(self._program.placements[MODEL].started, Started(0))
         for node in sorted(set(self.homes.values())):
             self.watch.nodes[node] = Node({e for e, home in self.homes.items() if home == node})
             self._runtime.inject(self._program.lending.added, NodeAdded(node, ("rollout", "train")))
@@ -139,47 +145,47 @@ class World:
         for engine in engines:
             if engine in self.homes and engine not in self.watch.engines:
                 self._happens(self._program.lending.hosted, Hosted(engine, self.homes[engine]))
-            told = partial(self.watch.added, engine)
-            self._happens(self._program.fleets[MODEL].added, Added(engine), told)
+            observe = partial(self.watch.added, engine)
+            self._happens(self._program.fleets[MODEL].added, Added(engine), observe)
         return self
 
     def remove(self, engine: str) -> World:
         """Remove an engine that is no longer wanted."""
-        told = partial(self.watch.removed, self.now, engine)
-        self._happens(self._program.fleets[MODEL].removed, Removed(engine), told)
+        observe = partial(self.watch.removed, self.now, engine)
+        self._happens(self._program.fleets[MODEL].removed, Removed(engine), observe)
         return self
 
     def lose(self, engine: str, reason: str = "it died") -> World:
         """Lose an engine that died."""
-        told = partial(self.watch.lost, self.now, engine)
-        self._happens(self._program.fleets[MODEL].lost, Lost(engine, reason), told)
+        observe = partial(self.watch.lost, self.now, engine)
+        self._happens(self._program.fleets[MODEL].lost, EngineLost(engine, reason), observe)
         return self
 
     def pause(self, engine: str) -> World:
         """Have a person pause an engine."""
-        return self._ask(Wanted(engine, awake=False, reason="a person has paused it"))
+        return self._request(Wanted(engine, awake=False, reason="a person has paused it"))
 
     def resume(self, engine: str) -> World:
         """Have a person resume an engine."""
-        return self._ask(Wanted(engine, awake=True, reason="a person has resumed it"))
+        return self._request(Wanted(engine, awake=True, reason="a person has resumed it"))
 
-    def _ask(self, asked: Wanted) -> World:
-        told = partial(self.watch.wanted, self.now, asked, "person")
-        self._happens(self._program.fleets[MODEL].asked, asked, told)
+    def _request(self, request: Wanted) -> World:
+        observe = partial(self.watch.wanted, self.now, request, "person")
+        self._happens(self._program.fleets[MODEL].requested, request, observe)
         return self
 
     def claim(self, *nodes: str) -> World:
         """Their trainer wants them, or still has them."""
         for node in nodes:
-            told = partial(self.watch.claimed, self.now, node)
-            self._happens(self._program.lending.claimed, Claimed(node, MODEL), told)
+            observe = partial(self.watch.claimed, self.now, node)
+            self._happens(self._program.lending.claimed, Claimed(node, MODEL), observe)
         return self
 
     def release(self, *nodes: str, busy_s: float = 0.0, load_s: float = 0.0) -> World:
         """Their trainer waits; it computed for so long, and its weights had taken so long to come back."""
         for node in nodes:
-            told = partial(self.watch.released, node)
-            self._happens(self._program.lending.released, Released(node, MODEL, busy_s, load_s), told)
+            observe = partial(self.watch.released, node)
+            self._happens(self._program.lending.released, Released(node, MODEL, busy_s, load_s), observe)
         return self
 
     def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10, ahead: int = 0) -> World:
@@ -194,26 +200,28 @@ class World:
             self._happens(self._program.updates[MODEL].published, Published(version))
         return self
 
-    def _happens(self, action: PhysicalAction[T], value: T, told: Callable[[], None] = lambda: None) -> None:
-        """The program hears of it, and so does the watch; what follows at the next tag is left, to meet the next event."""
+    def _happens(
+        self, action: PhysicalAction[T], value: T, observe: Callable[[], None] = lambda: None
+    ) -> None:
+        """The program receives it, and so does the watch; what follows at the next tag is left, to meet the next event."""
         tag = self._runtime.inject(action, value)
         while self._runtime._tags[0] < tag:
             self._step()
-        self._tell_wanted()
-        told()
+        self._forward_wanted()
+        observe()
         assert self._step()
 
     def _step(self) -> bool:
-        self._tell_wanted()
+        self._forward_wanted()
         return self._runtime.step()
 
     def _advance(self) -> None:
         while self._step():
             pass
 
-    def _tell_wanted(self) -> None:
-        told, self._wanted = self._wanted, ()
-        for wanted in told:
+    def _forward_wanted(self) -> None:
+        sent, self._wanted = self._wanted, ()
+        for wanted in sent:
             self.watch.wanted(self.now, wanted)
 
     def run(self, seconds: int = 0) -> World:
@@ -226,16 +234,16 @@ class World:
         self._clock.advance_to(until)
         return self
 
-    def say_again(self) -> None:
-        """Every answer that was ever given, again; those to what is asked now excepted. Nothing may follow."""
+    def repeat_results(self) -> None:
+        """Send every result again, but those of pending steps. Nothing may follow."""
         self.run()
         for done in self._answered:
-            self._say_late(done)
+            self._send_late(done)
 
     def story(self) -> list[str]:
         """The lines since the last call."""
-        told, self.lines[:] = list(self.lines), []
-        return told
+        lines, self.lines[:] = list(self.lines), []
+        return lines
 
     def recorded(self) -> list[str]:
         """Ends the run: the lines of its recording."""
@@ -272,28 +280,28 @@ class World:
             self._advance()
         self._advance()
         if self.update["order"] == "pull":
-            self._happens(self._program.placements[MODEL].seen, Seen(()))
+            self._happens(self._program.placements[MODEL].snapshot, Snapshot(()))
             self._advance()
         while self._answer_due():
             self._advance()
         for late in [late for late in self._late if late.ends <= self._clock.now()]:
             self._late.remove(late)
-            self._say_late(late.done)
+            self._send_late(late.done)
         self.watch.passed(self.now)
 
     def _answer_due(self) -> bool:
-        """Tells of every step that ends now, one after the other; answers whether there was one.
+        """Send the result of every step that ends now, one after the other. Return whether there was one.
 
-        The watch hears of each when the program does: what that says to one answer, or to a deadline, may end a step before its
-        own answer is heard.
+        The watch receives each when the program does: what that decides on one result, or on a deadline, may end a step before
+        its own result arrives.
         """
         now = self._clock.now()
         due = [step for step in self._steps.values() if step.ends is not None and step.ends <= now]
         for step in due:
-            self._say(step)
+            self._send(step)
         return bool(due)
 
-    def _say(self, step: _Step) -> None:
+    def _send(self, step: _Step) -> None:
         done = _done(step)
         if self._steps.get(done.engine) is step:
             del self._steps[done.engine]
@@ -303,35 +311,35 @@ class World:
         if done.ok and done.step == "open":
             self._happens(self._program.placements[MODEL].opened, Opened(done.engine, done.version))
 
-    def _answers(self, done: Done) -> None:
-        """Unless it crosses something that was decided meanwhile."""
+    def _answers(self, done: StepResult) -> None:
+        """Unless it crosses a decision."""
         engine = self.watch.engines.get(done.engine)
-        if engine is not None and (engine.asked, engine.to) == (done.step, done.version):
+        if engine is not None and (engine.pending, engine.to) == (done.step, done.version):
             self.watch.done(self.now, done)
 
-    def _say_late(self, done: Done) -> None:
-        asked = self._steps.get(done.engine)
+    def _send_late(self, done: StepResult) -> None:
+        pending = self._steps.get(done.engine)
         key = (done.step, done.version)
-        if asked is not None and (asked.do.step, asked.do.version) == key:
+        if pending is not None and (pending.do.step, pending.do.version) == key:
             return  # the gateway never has two such: a step is begun when the last has ended
         before = list(self.lines)
         self._happens(self._hears(done), done)
         self._advance()
         assert self.lines == before, f"{done} changed something"
 
-    def _hears(self, done: Done) -> PhysicalAction[Done]:
+    def _hears(self, done: StepResult) -> PhysicalAction[StepResult]:
         fleet, update = self._program.fleets[MODEL], self._program.updates[MODEL]
-        return fleet.done if done.step in FLEET_STEPS else update.done
+        return fleet.step_result if done.step in FLEET_STEPS else update.step_result
 
     # What is decided
 
-    def _on_commands(self, _tag: Tag, commands: tuple[Do, ...]) -> None:
+    def _on_commands(self, _tag: Tag, commands: tuple[StepCommand, ...]) -> None:
         for do in commands:
             self.lines.append(f"{self.now} {do.engine} {do.step} {do.version}")
             self.watch.do(self.now, do)
             self._begin(do)
 
-    def _begin(self, do: Do) -> None:
+    def _begin(self, do: StepCommand) -> None:
         if do.step in ("hold", "drain", "stop", "quarantine"):
             self._runtime.inject(self._program.placements[MODEL].closed, Closed(do.engine))
         before = self._steps.pop(do.engine, None)
@@ -342,26 +350,26 @@ class World:
             ends = None if answer.after_s is None else self._clock.now() + answer.after_s * SECOND
             self._steps[do.engine] = _Step(do, answer, ends)
 
-    def _on_wanted(self, _tag: Tag, told: tuple[Wanted, ...]) -> None:
-        self._wanted += told
+    def _on_wanted(self, _tag: Tag, wanted: tuple[Wanted, ...]) -> None:
+        self._wanted += wanted
 
-    def _on_roles(self, _tag: Tag, told: tuple[RoleIs, ...]) -> None:
-        for role in told:
+    def _on_roles(self, _tag: Tag, roles: tuple[RoleIs, ...]) -> None:
+        for role in roles:
             self.lines.append(f"{self.now} {role.node} is {role.role}")
             self.watch.role(role)
 
     def _on_target(self, _tag: Tag, target: Target) -> None:
         self.watch.target(self.now, target)
 
-    def _on_ended(self, _tag: Tag, ended: Ended) -> None:
+    def _on_ended(self, _tag: Tag, ended: UpdateResult) -> None:
         failures = f" ({', '.join(ended.failures)} given up)" if ended.failures else ""
         became = "live" if ended.live else "bad" if ended.bad else "failed"
         self.lines.append(f"{self.now} version {ended.version} {became}{failures}")
         self.watch.ended(ended)
 
 
-def _done(step: _Step) -> Done:
+def _done(step: _Step) -> StepResult:
     do, answer = step.do, step.answer
     pinned = answer.pinned if do.step == "hold" else 0
     why = "" if answer.ok else "it cannot"
-    return Done(do.engine, do.step, do.version, answer.ok, why, pinned, answer.excused)
+    return StepResult(do.engine, do.step, do.version, answer.ok, why, pinned, answer.excused)

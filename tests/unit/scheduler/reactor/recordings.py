@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.reactor import SECOND, Recording, Runtime, VirtualClock
-from tests.unit.scheduler.reactor.toys import (
-    Fleet,
-    Log,
-    Lost,
-    toy,
-)
+from tests.unit.scheduler.reactor.toys import Fleet, Log, Lost, toy
 
 _REACTION = {"on": [0, 1, 2, 3], "writes": [0, 1, 2]}
 
@@ -23,7 +18,7 @@ SPEC: dict[str, Any] = {
 
 
 def record(path: Path, settings: dict[str, Any] | None = None, close: bool = True) -> list[str]:
-    """Two engines are lost, two seconds apart. Answers the lines."""
+    """Two engines are lost, two seconds apart. Return the lines."""
     program = toy(settings or {})
     recording = Recording.open(path, settings or {})
     runtime = Runtime(program, VirtualClock(1000), recording)
@@ -41,12 +36,12 @@ def record(path: Path, settings: dict[str, Any] | None = None, close: bool = Tru
 
 
 def limited(path: Path, limit: int, events: int = 6) -> tuple[list[int], int]:
-    """A run whose recording has a limit; answers what was counted in it, and how often it was said that it is full."""
-    program, said, seen = toy({}), [], []
+    """A run whose recording has a limit; returns what was counted in it, and how often it was reported as full."""
+    program, sizes, seen = toy({}), [], []
     fleet, log = program.reactors
     assert isinstance(fleet, Fleet)
     assert isinstance(log, Log)
-    recording = Recording.open(path, {}, limit, on_full=lambda: said.append(path.stat().st_size))
+    recording = Recording.open(path, {}, limit, on_full=lambda: sizes.append(path.stat().st_size))
     runtime = Runtime(program, VirtualClock(), recording)
     runtime.observe(log.count, lambda _, value: seen.append(value))
     runtime.start()
@@ -54,5 +49,5 @@ def limited(path: Path, limit: int, events: int = 6) -> tuple[list[int], int]:
         runtime.inject(fleet.lost, Lost(f"e{number}"))
         runtime.run_until(number * SECOND)
     recording.close()
-    assert recording.full == bool(said)
-    return seen, len(said)
+    assert recording.full == bool(sizes)
+    return seen, len(sizes)

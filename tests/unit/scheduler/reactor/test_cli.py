@@ -13,11 +13,7 @@ import scheduler.program
 from scheduler.cli import app
 from scheduler.reactor import Program
 from scheduler.reactor.draw import duration, markdown, mermaid
-from tests.unit.scheduler.reactor.recordings import (
-    SPEC,
-    limited,
-    record,
-)
+from tests.unit.scheduler.reactor.recordings import SPEC, limited, record
 from tests.unit.scheduler.reactor.toys import build, toy
 
 
@@ -52,7 +48,7 @@ def test_a_folder_with_an_equal_recording(tmp_path: Path) -> None:
     assert lines[-2] == "equal: 6 decisions were made again, bit for bit"
 
 
-def test_a_recording_that_was_full_is_told(tmp_path: Path) -> None:
+def test_a_full_recording_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     limited(path, 1200)
     status, output, _ = call("replay", path)
@@ -68,15 +64,15 @@ def test_a_difference_is_shown(tmp_path: Path) -> None:
     status, output, _ = call("replay", path)
     assert status == 1
     assert json.loads(output.splitlines()[-1])["equal"] is False
-    told = output.splitlines()[-4:-1]
-    assert told[0] == "different, first at 1.000 s, microstep 0"
-    assert "recorded" in told[1]
-    assert '"step": "stop"' in told[1]
-    assert "replayed" in told[2]
-    assert '"step": "launch"' in told[2]
+    lines = output.splitlines()[-4:-1]
+    assert lines[0] == "different, first at 1.000 s, microstep 0"
+    assert "recorded" in lines[1]
+    assert '"step": "stop"' in lines[1]
+    assert "replayed" in lines[2]
+    assert '"step": "launch"' in lines[2]
 
 
-def test_a_changed_graph_is_said(tmp_path: Path) -> None:
+def test_a_changed_graph_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text("\n".join(record(path)).replace(toy({}).digest(), "0" * 64))
     status, output, _ = call("replay", path)
@@ -97,7 +93,7 @@ def test_a_changed_graph_is_said(tmp_path: Path) -> None:
         ),
         (
             '{"format": 2, "program": "toy", "settings": {"restarts": []}, "graph": "", "start": "x"}',
-            "no header",
+            "not a header",
         ),
         (
             '{"format": 2, "program": "bad", "settings": {}, "graph": "", "start": 0}',

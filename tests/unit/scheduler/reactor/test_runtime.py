@@ -18,12 +18,7 @@ from scheduler.reactor import (
     VirtualClock,
     WallClock,
 )
-from tests.unit.scheduler.reactor.toys import (
-    Again,
-    Do,
-    Fleet,
-    Lost,
-)
+from tests.unit.scheduler.reactor.toys import Again, Do, Fleet, Lost
 
 Seen = list[tuple[Any, ...]]
 

@@ -43,14 +43,6 @@ def test_levels_follow_declarations_and_connections() -> None:
     }
 
 
-def test_every_writer_of_an_output_comes_before_its_readers() -> None:
-    a, b = relay("a"), relay("b")
-    a.reaction(nothing, on=[a.timer], writes=[a.o], name="other")
-    program = Program("p", [b, a])
-    program.connect(a.o, b.i)
-    assert levels(program.seal()) == {"b.nothing": 2, "a.nothing": 0, "a.other": 1}
-
-
 def test_a_cycle_is_refused_by_name() -> None:
     a, b, c, outside = relay("a"), relay("b"), relay("c"), relay("outside")
     program = Program("p", [outside, a, b, c])

@@ -89,7 +89,7 @@ class _State:
 
     sum: int = 1
     budget: int = 12
-    told: dict[str, Any] = field(default_factory=dict)
+    sent: dict[str, Any] = field(default_factory=dict)
 
 
 class Random(Reactor):
@@ -118,9 +118,9 @@ class Random(Reactor):
                 if state.budget == 0 or (state.sum + number) % 3 == 0:
                     continue
                 if isinstance(effect, Output):
-                    if state.told.get(effect.name) == now.tag:
+                    if state.sent.get(effect.name) == now.tag:
                         continue
-                    state.told[effect.name] = now.tag
+                    state.sent[effect.name] = now.tag
                     now.set(effect, state.sum + number, why=f"salt {salt}")
                 else:
                     now.schedule(effect, state.sum, after=state.sum % 4)

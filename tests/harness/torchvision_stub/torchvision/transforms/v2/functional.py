@@ -19,7 +19,7 @@ def pil_to_tensor(image: Any) -> Tensor:
 
 
 def to_tensor(image: Any) -> Tensor:
-    """The same from 0 to 1."""
+    """Return the same from 0 to 1."""
     return pil_to_tensor(image).float() / 255
 
 
@@ -30,7 +30,7 @@ def resize(
     max_size: int | None = None,
     antialias: bool | None = True,
 ) -> Tensor:
-    """Rounds where the image has bytes, as torchvision does."""
+    """Round where the image has bytes, as torchvision does."""
     assert max_size is None
     pixels = image.float() if image.dtype == torch.uint8 else image
     batch = pixels.reshape(-1, *pixels.shape[-3:])

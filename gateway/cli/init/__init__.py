@@ -1,0 +1,135 @@
+"""`gateway init`: one file for a new project, from a model, an agent, tasks and a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gateway.cli.init.project import Project
+    from headgate.client import Task
+
+_MODEL, _TASKS = "Qwen/Qwen3-0.6B", Path("tasks.jsonl")
+
+
+def init(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"A checkpoint's folder, or an id of the Hugging Face hub, which is downloaded. [default: {_MODEL}]"
+        ),
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            help="A command that runs it once per episode, such as 'python agent.py'; or an async module:function."
+        ),
+    ] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(help=f"JSON lines, one task each. [default: {_TASKS}; written if it is missing]"),
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Tasks for evaluation, which are never trained. [default: held-out.jsonl, if it is there]"
+        ),
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            help="agent: the last line that it prints, or what it returns; exit-code; or a grader, module:function or a URL."
+            " [default: agent]",
+        ),
+    ] = None,
+    engine_url: Annotated[
+        str | None, typer.Option(help="An engine that runs already. [default: the gateway starts vLLM]")
+    ] = None,
+    engine_python: Annotated[
+        str | None,
+        typer.Option(help="The interpreter of vLLM's environment. [default: the first that is found]"),
+    ] = None,
+    lora: Annotated[
+        bool, typer.Option("--lora/--full", help="Train LoRA adapters, or all weights of the model.")
+    ] = True,
+    trial: Annotated[
+        bool,
+        typer.Option("--trial/--no-trial", help="Run the agent for one episode against a fake engine."),
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run.toml that is there.")] = False,
+) -> None:
+    """Write run.toml for your model, agent and machine, which `trainer run` and `gateway serve` both read.
+
+    It asks for what no option states; without a terminal, it uses defaults and prints them. Start it in the folder of the agent,
+    which runs for one episode against a fake engine. If that fails, the files are written too, and the exit status is 1.
+
+    Example:
+
+      gateway init --model models/Qwen3-0.6B --agent "python agent.py" --reward exit-code
+    """
+    from gateway.cli.init.checks import warnings
+    from gateway.cli.init.inputs import answer, checkpoint, engine_of, project_of, task_files
+    from gateway.cli.init.project import FILE, run_toml
+    from gateway.config.settings import ConfigError
+    from headgate.client.agents import read_tasks
+
+    try:
+        if Path(FILE).exists() and not force:
+            raise ConfigError(f"{FILE}: there already in {Path.cwd()}; --force replaces it")
+        model = model or answer("The model: a folder, or an id of the Hugging Face hub", "--model", _MODEL)
+        agent = agent or answer("Your agent: a command that runs it once, or module:function", "--agent")
+        reward = reward or answer(
+            "Its reward: agent (what it prints or returns), exit-code, module:function or URL",
+            "--reward",
+            "agent",
+        )
+        tasks = tasks or Path(answer("The file of its tasks", "--tasks", str(_TASKS)))
+        held_out, files = task_files(tasks, held_out, example=tasks == _TASKS)
+        project = project_of(
+            checkpoint(model), agent, reward, tasks, held_out, engine_of(engine_url, engine_python), lora
+        )
+        for path, text in {**files, Path(FILE): run_toml(project)}.items():
+            path.write_text(text, encoding="utf-8")
+        first = read_tasks(tasks)[0]
+    except (ConfigError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    problem = _try(project, first) if trial else ""
+    for warning in warnings(project):
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(f"machine: {project.machine}")
+    typer.echo(
+        f"wrote:   {', '.join(map(str, [FILE, *files]))}{' (replace the example tasks)' if files else ''}"
+    )
+    if problem:
+        typer.echo(f"fix the agent first: {problem}", err=True)
+    typer.echo(f"next:    trainer run {FILE}")
+    if problem:
+        raise typer.Exit(1)
+
+
+def _try(project: Project, task: Task) -> str:
+    """Run the agent once, print the result, and return what went wrong."""
+    program = shlex.split(project.agent)[0]
+    if not project.is_function and shutil.which(program) is None:
+        return f"{program}: no such program"
+    typer.echo("trial:   one episode of the agent against a fake engine, which replies with random words")
+    from gateway.cli.init.trial import try_agent
+    from headgate.processes.errors import ChildDied
+
+    # Unlike `python -m`, a console script does not look for an agent's module in the current folder.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        result = asyncio.run(try_agent(project, task, lambda text: typer.echo(f"         {text}")))
+    except (ValueError, ChildDied, TimeoutError) as error:
+        return str(error)
+    if not result.problem:
+        typer.echo(f"         {result}")
+    return result.problem

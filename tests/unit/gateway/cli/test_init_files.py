@@ -1,0 +1,53 @@
+"""The file of `gateway init` for each kind of machine: both programs accept it, and engine and trainer do not share a part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.init.machine import Machine, machine_of
+from gateway.cli.init.project import Project, run_toml
+from gateway.config.settings import Settings
+from trainer.config.settings import Settings as TrainerSettings
+
+H100 = "NVIDIA H100 80GB HBM3, 81559\n"
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible", "machine"),
+    [
+        ("", None, Machine()),
+        (H100, None, Machine(1, "NVIDIA H100 80GB HBM3", 81559 / 1024)),
+        (H100 * 8, "0,1", Machine(2, "NVIDIA H100 80GB HBM3", 81559 / 1024)),
+        (H100, "", Machine()),
+        ("NVIDIA GB10, [N/A]\n", None, Machine(1, "NVIDIA GB10", 0.0)),
+    ],
+)
+def test_the_driver_lists_the_gpus(listed: str, visible: str | None, machine: Machine) -> None:
+    assert machine_of(listed, visible) == machine
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engine"),
+    [
+        (0, {"args": ("--enforce-eager", "--dtype", "float32"), "tensor_parallel": 1}),
+        (1, {"args": ("--gpu-memory-utilization", "0.4"), "tensor_parallel": 1}),
+        (2, {"env": {"CUDA_VISIBLE_DEVICES": "1"}, "tensor_parallel": 1}),
+        (8, {"env": {"CUDA_VISIBLE_DEVICES": "1,2,3,4"}, "tensor_parallel": 4}),
+    ],
+)
+def test_each_machine_has_its_parts(gpus: int, engine: dict[str, object], tmp_path: Path) -> None:
+    machine = Machine(gpus, "NVIDIA H100", 80.0) if gpus else Machine()
+    vllm = {"launch": "vllm", "python": "python"}
+    tasks, held_out = Path("tasks.jsonl"), Path("held-out.jsonl")
+    project = Project(
+        "m", Path("models/m"), "qwen3", 2048, "python a.py", "agent", tasks, held_out, vllm, machine
+    )
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(project))
+    gateway, trainer = Settings.load(file), TrainerSettings.load(file)
+    assert {name: getattr(gateway.engine, name) for name in engine} == engine
+    assert trainer.model.dtype == ("bfloat16" if gpus else "float32")
+    assert (trainer.gateway.config, trainer.eval.every) == (file, 10)
+    assert gateway.engine.max_lora_rank == (trainer.model.lora and trainer.model.lora.rank)
