@@ -83,7 +83,7 @@ def trained(
     return [dict(row) for row in rows]
 
 
-def groups_of_batch(buffer: int) -> Select[tuple[str, str]]:
+def groups_of_batch(buffer: int) -> Select[str, str]:
     """Return the query of the model and id of each group that was trained in a buffer."""
     return select(DecisionRow.model, DecisionRow.group_id).where(_TRAINED, DecisionRow.buffer == buffer)
 

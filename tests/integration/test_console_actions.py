@@ -113,7 +113,7 @@ async def test_a_projects_key_shows_what_is_its_own_alone(
         await _enter(shown, ANN)
         await expect(page.get_by_text("1 episode", exact=True)).to_be_visible()
         await expect(page.get_by_text("a task of ann", exact=True)).to_be_visible()
-        await page.get_by_role("link", name="Engines and nodes").click()
+        await page.get_by_role("link", name="Engines", exact=True).click()
         await expect(page.get_by_role("button", name="Drain anns-0")).to_be_visible()
         await expect(page.get_by_role("main")).not_to_contain_text("bobs")
         await page.evaluate(f"location.hash = '#/episodes/{hidden.episode_id}'")

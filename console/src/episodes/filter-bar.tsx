@@ -84,51 +84,54 @@ export function FilterBar({ filters, facets, models, change }: Props) {
       .filter(Boolean)
       .sort((a, b) => counts![b]! - counts![a]!);
   return (
-    <form class="toolbar filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
-      {field("text", "Text", "id, task, group, error", 18)}
-      {field("task", "Task", "whole name", 10)}
-      {field("group", "Group", "whole name", 10)}
-      {menu("reason", "Reason", sorted(facets?.reasons), facets?.reasons)}
-      {menu("state", "State", ["open", "grading", "closed"], facets?.states)}
-      {menu("mode", "Mode", ["train", "eval"], facets?.modes)}
-      {field("version", "Version", "3..5", 6, true)}
-      {field("reward", "Reward", "0.5..", 6, true)}
-      {field("batch", "Batch", "7", 4)}
-      {(facets?.agents.length || filters.agent) ? menu("agent", "Agent", facets?.agents ?? []) : null}
-      {models.length > 1 || filters.model ? menu("model", "Model", models) : null}
-      <label>
-        Sort
-        <select name="sort" value={filters.sort} onChange={(event) => change({ sort: event.currentTarget.value })}>
-          {SORTS.map(([value, words]) => (
-            <option key={value} value={value}>
-              {words}
-            </option>
-          ))}
-        </select>
-      </label>
-      {search !== "" && (
-        <button type="button" onClick={() => change(NO_FILTERS)}>
-          Clear filters
-        </button>
-      )}
-      {search !== "" && (
-        <button type="button" onClick={() => toggle(search)} title="Filters are saved in this browser">
-          {saved.value.includes(search) ? "Remove from saved" : "Save filters"}
-        </button>
-      )}
-      {saved.value.length > 0 && (
+    <details open={!matchMedia("(max-width: 40rem)").matches}>
+      <summary class="narrow">{search === "" ? "Filters" : `Filters: ${wordsOf(search)}`}</summary>
+      <form class="toolbar filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
+        {field("text", "Text", "id, task, group, error", 18)}
+        {field("task", "Task", "whole name", 10)}
+        {field("group", "Group", "whole name", 10)}
+        {menu("reason", "Reason", sorted(facets?.reasons), facets?.reasons)}
+        {menu("state", "State", ["open", "grading", "closed"], facets?.states)}
+        {menu("mode", "Mode", ["train", "eval"], facets?.modes)}
+        {field("version", "Version", "3..5", 6, true)}
+        {field("reward", "Reward", "0.5..", 6, true)}
+        {field("batch", "Batch", "7", 4)}
+        {(facets?.agents.length || filters.agent) ? menu("agent", "Agent", facets?.agents ?? []) : null}
+        {models.length > 1 || filters.model ? menu("model", "Model", models) : null}
         <label>
-          Saved
-          <select value={saved.value.includes(search) ? search : ""} onChange={(event) => change(filtersOf(new URLSearchParams(event.currentTarget.value)))}>
-            <option value="">none</option>
-            {saved.value.map((one) => (
-              <option key={one} value={one}>
-                {wordsOf(one)}
+          Sort
+          <select name="sort" value={filters.sort} onChange={(event) => change({ sort: event.currentTarget.value })}>
+            {SORTS.map(([value, words]) => (
+              <option key={value} value={value}>
+                {words}
               </option>
             ))}
           </select>
         </label>
-      )}
-    </form>
+        {search !== "" && (
+          <button type="button" onClick={() => change(NO_FILTERS)}>
+            Clear filters
+          </button>
+        )}
+        {search !== "" && (
+          <button type="button" onClick={() => toggle(search)} title="Filters are saved in this browser">
+            {saved.value.includes(search) ? "Remove from saved" : "Save filters"}
+          </button>
+        )}
+        {saved.value.length > 0 && (
+          <label>
+            Saved
+            <select value={saved.value.includes(search) ? search : ""} onChange={(event) => change(filtersOf(new URLSearchParams(event.currentTarget.value)))}>
+              <option value="">none</option>
+              {saved.value.map((one) => (
+                <option key={one} value={one}>
+                  {wordsOf(one)}
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
+      </form>
+    </details>
   );
 }

@@ -4,13 +4,13 @@ import { filtersOf, NO_FILTERS, searchOf } from "../../src/episodes/query";
 import { wordsOf } from "../../src/episodes/saved";
 
 test("the question is the last message of the user, whatever the template", () => {
-  const asked = [
+  const prompts = [
     "ller.<|im_end|>\n<|im_start|>user\nWhat is\n3 + 4?<|im_end|>\n<|im_start|>assistant\n",
     "<|start_header_id|>user<|end_header_id|>\n\nWhat is 3 + 4?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
     "<｜User｜>What is 3 + 4?<｜Assistant｜>",
     "an unknown template: What is 3 + 4?",
   ];
-  expect(asked.map(questionOf)).toEqual([...new Array(3).fill("What is 3 + 4?"), "an unknown template: What is 3 + 4?"]);
+  expect(prompts.map(questionOf)).toEqual([...new Array(3).fill("What is 3 + 4?"), "an unknown template: What is 3 + 4?"]);
 });
 
 test("the answer comes without its reasoning and the template's marks", () => {

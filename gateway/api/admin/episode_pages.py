@@ -119,7 +119,9 @@ def _previews(
     connection: Connection, access: Access, rows: Sequence[dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     groups = episode_pages.group_rewards(connection, list({row["group_id"] for row in rows}))
-    found = {row["id"]: {"group": groups.get((row["model"], row["group_id"]))} for row in rows}
+    found: dict[str, dict[str, Any]] = {
+        row["id"]: {"group": groups.get((row["model"], row["group_id"]))} for row in rows
+    }
     for model in {row["model"] for row in rows}:
         served = access.gateway.models.local.get(model)
         if served is None:
