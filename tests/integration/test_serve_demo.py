@@ -57,7 +57,7 @@ async def test_a_fresh_clone_replies_records_and_prints_the_next_steps(tmp_path:
         await process.stop()
     assert f"http://127.0.0.1:{port}/v1" in served.log
     assert f"http://127.0.0.1:{port}/console" in served.log
-    assert "examples/demo/gateway.toml" in served.log
+    assert "gateway init" in served.log
 
 
 def test_every_token_of_the_fake_engine_is_a_word() -> None:
