@@ -274,7 +274,7 @@ class _Restarts(Backoff):
 
 
 async def _end(keepers: list[asyncio.Task[None]]) -> None:
-    """End the children of some tasks at the same time, and waits until they have ended."""
+    """End the children of some tasks at the same time, and wait until they have ended."""
     for keeper in keepers:
         keeper.cancel()
     if keepers:

@@ -1,1 +1,1 @@
-"""headgate's decisions: pure policies, and the placement of the processes that carry them out."""
+"""headgate's decisions: pure policies, the control program that applies them, lengths, plans, and the start of clusters."""

@@ -1,4 +1,5 @@
 """The trainer: leases batches of episodes from a gateway, updates a model, publishes the weights.
 
-Start reading at `run` (the loop as named steps). It knows the gateway by its client and its types alone.
+Start reading at `loop/training_loop.py` (the loop as named steps) and `loop/run.py` (what it needs). It knows the gateway by its
+client alone.
 """

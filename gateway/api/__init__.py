@@ -1,1 +1,1 @@
-"""HTTP: one file per group of routes. A handler parses, calls one service and renders; it decides nothing."""
+"""HTTP: `v1` for agents, `admin` for operators, `middleware`. A handler parses, calls one service and renders; it never decides."""

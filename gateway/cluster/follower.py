@@ -100,7 +100,7 @@ class Follower:
         """Episodes whose calls are being stopped."""
 
     async def follow(self, url: str) -> None:
-        """Links to the coordinator at `url`, and returns when the link is lost."""
+        """Link to the coordinator at `url`, and return when the link is lost."""
         headers = {"Authorization": f"Bearer {self._key}"}
         async with aiohttp.ClientSession(headers=headers) as session:
             try:
@@ -170,7 +170,7 @@ class Follower:
                     finally:
                         self._pending.pop(number, None)
         except TimeoutError as error:
-            message = f"step 'request from the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
+            message = f"step 'query the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
             raise Unavailable(message, retry_after=2.0, code="no_coordinator") from error
 
     # Link
@@ -368,7 +368,7 @@ class Follower:
         self._acknowledge(message, outbox)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
-        """Stop an episode's calls, and waits until they are recorded. The next link may request it again."""
+        """Stop an episode's calls, and wait until they are recorded. The next link may request it again."""
         if (over := self._stopping.get(episode_id)) is not None:
             await over.wait()
             return

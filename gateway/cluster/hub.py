@@ -104,7 +104,7 @@ class _Link:
         self.outbox.put_nowait({"do": do, "id": number, **values})
 
     def follow(self, before: _Link) -> None:
-        """Take over from an earlier link of the same process: sends again what the process has not answered yet."""
+        """Take over from an earlier link of the same process: send again what the process has not answered yet."""
         for number, (done, do, values) in list(before._pending.items()):
             if do == "end":
                 del before._pending[number]

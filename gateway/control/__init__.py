@@ -1,1 +1,1 @@
-"""The control program's host: who may start (`episodes`), and which weights the engines run (`versions`)."""
+"""The host of the control program (`host`), the served models (`models`), their versions, the nodes, and placement."""

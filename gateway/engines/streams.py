@@ -35,7 +35,7 @@ class StreamConnections:
         self._heads: dict[str, bytes] = {}
 
     async def post(self, path: str, body: bytes) -> StreamConnection:
-        """Post JSON, and waits for the head of the answer. The caller must `leave` the connection.
+        """Post JSON, and wait for the head of the answer. The caller must `leave` the connection.
 
         Raise OSError or TimeoutError if there is none.
         """
@@ -137,7 +137,7 @@ class StreamConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes) -> None:
-        """Send a request, and waits for the head of its answer."""
+        """Send a request, and wait for the head of its answer."""
         self.status, self._requested, self._whole, self._left = 0, True, False, False
         self._received_at = self._loop.time()
         self._timer = self._loop.call_later(self._pool.silence_s, self._check_silence)

@@ -1,1 +1,1 @@
-"""Runs requests in engines: replies and retries, the life of a call, the pool of engines, and the steps of weight updates."""
+"""Runs requests in engines: replies and retries, the life of a call, the pool of engines, and upstream models."""

@@ -183,7 +183,7 @@ class Completion:
             self._release()
 
     def _release(self) -> None:
-        """Break reference cycles, so that many replies do not wait for the garbage collector; charges the tokens."""
+        """Break reference cycles, so that many replies do not wait for the garbage collector; charge the tokens."""
         self.reply.detach()
         self._runner.detach()
         prompt_tokens = len(self._prompt.ids)
@@ -303,7 +303,7 @@ class Completion:
         self.reply.end(self.details.finish_reason)
 
     def _tool_faults(self, message: Message) -> list[str]:
-        """Look for tool calls that no agent gets or can run, and warns of them."""
+        """Look for tool calls that no agent gets or can run, and warn of them."""
         content, calls = message["content"] or "", message.get("tool_calls", [])
         cut = self.details.finish_reason == "length"
         faults = tool_faults(content, calls, self._segmenter.tool_names, cut=cut)

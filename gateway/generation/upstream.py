@@ -78,7 +78,7 @@ class Upstream:
         request = self._http.build_request("POST", call.api, content=content)
         self._running.add(call)
         try:
-            with self._translated(call, f"request from the upstream of {self.name}"):
+            with self._translated(call, f"send the request to the upstream of {self.name}"):
                 async with call.until_stopped():
                     response = await self._http.send(request, stream=True)
             call.begin(response.status_code)

@@ -77,7 +77,7 @@ class Judge:
             del self._judged[key]
 
     async def _ask(self, episode: dict[str, Any], question: str, read: Read) -> float:
-        """Keep the judgment as the reward of the judge's own episode; ends it with a reason if there is none."""
+        """Keep the judgment as the reward of the judge's own episode; end it with a reason if there is none."""
         opened: EpisodeOpened | None = None
         cause: Exception
         try:

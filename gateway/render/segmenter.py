@@ -184,7 +184,7 @@ class Segmenter:
             _emit(pieces, self._kind, ready)
 
     def _cut_at_stop(self, stop: StopStrings, text: str, pieces: list[Piece]) -> bool:
-        """Return whether `text`, added to what is held, completes a stop string; if so, ends the reply before it."""
+        """Return whether `text`, added to what is held, completes a stop string; if so, end the reply before it."""
         self._stop_place, begins, self.matched_stop = stop.read(self._stop_place, text)
         if not self.matched_stop:
             return False

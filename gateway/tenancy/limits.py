@@ -232,7 +232,7 @@ class Limits:
         return self._usage.get(holder) or Usage.unused(self._limits[holder[0]], now)
 
     def _sweep(self) -> None:
-        """Forget who has nothing and owes nothing, whenever there are twice as many as were left the last time."""
+        """Drop idle entries once the table has doubled since the last sweep."""
         if len(self._usage) < self._sweep_at:
             return
         now = self._clock()

@@ -1,8 +1,8 @@
 """Environments that others wrote, played against an episode's URL: `gateway episodes run --env KIND:NAME`.
 
 `base` is the seam, one file each are the adapters, and `worker` is the process in which an environment lives: any Python that
-has the environment's package, headgate's own or another (`--env-python`). So nothing in this package imports more than the
-standard library and the package that it adapts.
+has the environment's package, headgate's own or another (`--env-python`). So this package imports the
+standard library, an HTTP client, and the package that it adapts.
 """
 
 from __future__ import annotations

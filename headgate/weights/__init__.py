@@ -1,1 +1,1 @@
-"""The form of published weights on disk, which the trainer writes and the gateway checks (docs/topics/weights.md)."""
+"""Published weights: form on disk, servers, mirrors, deltas, adapters, and the plugin in vLLM (docs/topics/weights.md)."""

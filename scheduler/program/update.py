@@ -271,7 +271,7 @@ class WeightUpdate(Reactor):
         return any(self._ways[engine].failed == self._target for engine in self._todo if engine in self._ways)
 
     def _go_on(self, now: Context) -> None:
-        """Take the next steps: starts engines, ends an update, begins the next."""
+        """Take the next steps: start engines, end an update, begin the next."""
         self._todo = [engine for engine in self._todo if not self._arrived(engine)]
         if self._bad is not None:
             self._leave_bad(now, self._bad)

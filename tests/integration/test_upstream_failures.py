@@ -60,7 +60,7 @@ async def test_an_upstream_that_is_not_there(tiny_model: Path, tmp_path: Path, s
         assert answer.status_code == 502
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("server_error", "upstream_unreachable")
-        assert "'request from the upstream of oracle'" in error["message"]
+        assert "'send the request to the upstream of oracle'" in error["message"]
         assert str(port) not in error["message"], "where it is, is nothing for agents"
         assert (await gateway.chat(headers, model="demo", max_tokens=2)).status_code == 200
 
@@ -82,7 +82,7 @@ async def test_an_upstream_that_does_not_answer_in_time(
         assert answer.status_code == 504
         error = answer.json()["error"]
         assert error["code"] == "upstream_timeout"
-        assert "'request from the upstream of oracle': silent for more than 0.3 s" in error["message"]
+        assert "'send the request to the upstream of oracle': silent for more than 0.3 s" in error["message"]
 
 
 async def test_a_connection_may_take_longer_than_the_upstream_may_be_silent(

@@ -30,7 +30,7 @@ class RlooSettings(PolicySettings, CorrectionSettings):
 
 
 def rloo(settings: RlooSettings) -> PolicyGradient:
-    """Return the episode is one action: the mean over episodes of their tokens' sums. Nothing is clipped."""
+    """Treat the episode as one action: average the sums of the episodes' tokens. Nothing is clipped."""
 
     def importance(batch: TokenBatch) -> Importance:
         weight = corrected(sampler_ratios(batch), settings)

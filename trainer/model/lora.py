@@ -217,7 +217,7 @@ def _added(
 
 
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:
-    """Return a and B."""
+    """Return A and B."""
     return layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
 
 

@@ -1,1 +1,1 @@
-"""Metrics, warnings and what the terminal shows."""
+"""Metrics, warnings, samples, trackers, and what the terminal shows."""

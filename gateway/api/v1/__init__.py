@@ -1,1 +1,1 @@
-"""The routes that agents call: `/v1`, in the forms of OpenAI and Anthropic."""
+"""`/v1`, what agents call, in the forms of OpenAI and Anthropic: the routes, and the path that a call has in common."""
