@@ -52,7 +52,6 @@ device = "cpu"
 threads = 1
 [gateway]
 config = "{work}/gateway.toml"
-start_s = 240
 [model]
 path = "{model}"
 [optimizer]

@@ -130,7 +130,7 @@ async def test_a_vllm_whose_log_probabilities_ignore_the_temperature_is_found(
     [
         (["--logprobs-mode", "raw_logprobs"], "is not processed_logprobs"),
         (["--generation-config=auto"], "is not vllm"),
-        (["--enforce-eager", "--max-model-len", "512"], "--max-model-len is the gateway's own"),
+        (["--enforce-eager", "--max-model-len", "512"], "--max-model-len itself"),
         (["--logprobs-mode", "processed_logprobs", "--enforce-eager"], ""),
     ],
 )

@@ -181,7 +181,7 @@ async def test_a_tool_may_answer_with_an_image(gateway: RunningGateway) -> None:
 
 BAD_IMAGES = [
     ("https://example.com/a.png", "unsupported_content", "fetches none"),
-    ("data:image/png;base64,AAAA", "invalid_value", "no PNG"),
+    ("data:image/png;base64,AAAA", "invalid_value", "not a PNG"),
     ("data:image/tiff;base64,AAAA", "invalid_value", "image/webp"),
     (data_url(RED)[:-3] + "#==", "invalid_value", "cannot be read"),
     (data_url(RED + bytes(5000)), "too_large", "4096 bytes"),

@@ -57,7 +57,7 @@ async def up(folder: Path, model: Path, port: int) -> Any:
 
         async def is_up() -> bool:
             assert process.returncode is None, process.tail(100)
-            return "Ctrl-C ends all of it" in process.tail(100)
+            return "Ctrl-C stops the whole service" in process.tail(100)
 
         await until(is_up, "the service reports that it is up")
         yield process

@@ -150,7 +150,7 @@ async def test_an_installed_gateway_serves_and_shows_its_console(environment: Pa
 def test_an_installed_program_prints_its_help_and_its_release(
     environment: Path, tmp_path: Path, program: str
 ) -> None:
-    assert "Commands" in run(environment / "bin" / program, "--help", cwd=tmp_path)
+    assert "Start here" in run(environment / "bin" / program, "--help", cwd=tmp_path)
     release = run(environment / "bin" / program, "--version", cwd=tmp_path)
     assert release == f"headgate {wheel_version()}\n"
 

@@ -280,7 +280,7 @@ async def test_counters_never_leak(happened: list[tuple[str, int, float]]) -> No
                 room = min(2 - own, 3 - len(running))
                 replies = 1 + number % 4
                 if replies > 2:  # more than the key may ever have
-                    with pytest.raises(BadRequest, match="2 calls"):
+                    with pytest.raises(BadRequest, match="2 concurrent calls"):
                         ticket.widen(replies, "n")
                 elif replies > room:
                     with pytest.raises(Busy):

@@ -122,7 +122,7 @@ def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
             machine.advance(1.0)
             machine.end_episode(0)
             machine.advance(0.5)
-            assert list(coordinator.hub._links[follower.name]._asked)  # codespell:ignore == [1]
+            assert list(coordinator.hub._links[follower.name]._pending) == [1]
         machine.advance(8.0)
         assert [work.recorded for work in follower.works] == [True, True]
 
@@ -307,8 +307,8 @@ async def test_a_follower_that_does_not_execute_commands_counts_as_disconnected(
 async def test_a_table_has_the_calls_of_every_other_process_and_not_the_receivers_own() -> None:
     pool = EnginePool("m", QueueSettings(), 0.0)
     hub = Hub({"m": pool}, {"m": "vllm"}, 0.05)
-    first = Silent(calls={"m": {"queued": [], "held": [["a", 3, 2]]}})
-    second = Silent(name="q", calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
+    first = Silent(calls={"m": {"queued": [], "running": [["a", 3, 2]]}})
+    second = Silent(name="q", calls={"m": {"queued": [[4, 1, 30]], "running": [["b", 4, 1]]}})
     serving = [asyncio.create_task(hub.serve(one)) for one in (first, second)]
     await until(lambda: len(hub.describe()) == 2, "both are known", every_s=0)
     assert hub.peer_load("m") == PeerLoad(

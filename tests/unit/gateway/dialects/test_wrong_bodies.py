@@ -190,7 +190,7 @@ def test_right_values_are_accepted(ask: Any, values: Any) -> None:
         (ask_chat, {"web_search_options": {"a": 1}}, "web_search_options", "offer a tool"),
         (ask_chat, {"messages": [{**HI, "content": [AUDIO]}]}, "messages.0.content.0", "as text"),
         (ask_chat, {"tools": [{"type": "custom"}]}, "tools.0", "offer a function"),
-        (ask_chat, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "send no others"),
+        (ask_chat, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "send only those"),
         (ask_chat, {"provider": {"order": ["a"]}}, "provider", "chooses the engine"),
         (ask_chat, {"return_token_ids": True}, "return_token_ids", "/tokens"),
         (ask_chat, {"skip_special_tokens": False}, "skip_special_tokens", "/tokens"),

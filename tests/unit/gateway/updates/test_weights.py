@@ -64,7 +64,7 @@ def alter(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "code", "words"),
     [
-        (truncate, "truncated_weights", "model.safetensors: 7 bytes, the manifest says "),
+        (truncate, "truncated_weights", "model.safetensors: 7 bytes, the manifest has "),
         (alter, "wrong_sha256", "model.safetensors"),
         (lambda folder: (folder / "config.json").write_text("[]"), "wrong_sha256", "config.json"),
         (lambda folder: (folder / "config.json").unlink(), "truncated_weights", "config.json"),

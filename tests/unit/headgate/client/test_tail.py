@@ -57,7 +57,7 @@ async def watched(
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "_AGAIN_S", (0.0,))
+    monkeypatch.setattr(tail, "_RETRY_S", (0.0,))
 
 
 async def test_it_goes_on_after_the_last_id_whatever_ended_the_stream(
