@@ -17,7 +17,8 @@ _LORA_LR, _FULL_LR = 1e-5, 1e-6
 """Adapters take about ten times the learning rate of full training."""
 _SHARE = 0.4
 """Of the only GPU, for the engine; the trainer needs the rest."""
-_SOURCES = {"agent": "agent", "exit-code": "exit-code"}
+_SOURCES = ("agent", "exit-code")
+"""Rewards that come from the agent; any other is a grader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Project:
     @property
     def reward_source(self) -> str:
         """The value of `[rollout] reward`."""
-        return _SOURCES.get(self.reward, "grader")
+        return self.reward if self.reward in _SOURCES else "grader"
 
 
 def run_toml(project: Project) -> str:

@@ -136,7 +136,7 @@ def test_no_side_waits_longer_than_its_deadline_for_a_silent_peer(
                 sent.exception(30.0)
 
         receiver = Receiver(join(sender, plan), 1, stand_still)
-        with pytest.raises(TransferError, match=r"could not (send|receive|confirm|report)"):
+        with pytest.raises(TransferError, match=r"could not (send|confirm)"):
             sent.result(30.0)
         with pytest.raises(TransferError, match=r"could not (receive|hear)"):
             receiver.result(30.0)
@@ -151,7 +151,7 @@ def test_a_sender_does_not_wait_longer_for_readers_of_its_memory(
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send)
         receiver = Receiver(join(sender, plan), 1, lambda frame: frame and sent.exception(30.0))
-        with pytest.raises(TransferError, match=r"could not (send|receive|confirm|report)"):
+        with pytest.raises(TransferError, match=r"could not (send|confirm)"):
             sent.result(30.0)
         receiver.abandon()
 
@@ -214,7 +214,7 @@ def test_a_receiver_that_is_wanted_no_more_ends_before_its_next_frame(
     plan = plan_in(folder)
     sender = Sender(folder, plan, "gloo", "127.0.0.1", 1, 30.0)
     receiver = Receiver(join(sender, plan), 1, lambda _frame: receiver.abandon())
-    with pytest.raises(TransferError, match=r"could not (send|receive|confirm|report)"):
+    with pytest.raises(TransferError, match=r"could not (send|confirm)"):
         sender.send()
     with pytest.raises(TransferError, match="is wanted no more"):
         receiver.result(30.0)
