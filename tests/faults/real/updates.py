@@ -169,7 +169,11 @@ async def _play(trial: Trial, versions: list[Path], work: Path, log: Callable[[s
     update = {"mode": plan.mode, "order": plan.order, "pause_timeout_s": HOLD_S}
     async with served(plan.transport, work / "models" / "versions", work) as way:
         engine = _engines(plan, work) | way.engine
-        values = settings_for(versions[0], work, engine=engine, update=update, weights=way.weights)
+        # An update waits for calls in the engine that it holds; by `gain` all may stay in the other one.
+        routing = {"rule": "cached"}
+        values = settings_for(
+            versions[0], work, engine=engine, update=update, routing=routing, weights=way.weights
+        )
         values["models"]["demo"]["max_model_len"] = 4096
         async with run_gateway(values, in_process=False) as gateway:
             with Journal(evidence / "agents" / "all.jsonl") as journal:

@@ -57,14 +57,11 @@ CASES = [
         "verifiers",
     ),
 ]
-MARKS: dict[str | None, Any] = {
-    None: (),
-    "verifiers": pytest.mark.clients,
-    "inspect": [pytest.mark.clients, pytest.mark.long],
-}
+INSTALLED = [pytest.mark.clients, pytest.mark.long]
+"""Marks of a case that `make test` has no environment for."""
 each = pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=MARKS[c.installed], id=c.name.split(":")[0]) for c in CASES],
+    [pytest.param(c, marks=INSTALLED if c.installed else (), id=c.name.split(":")[0]) for c in CASES],
 )
 
 
