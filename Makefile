@@ -30,7 +30,7 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check fix test test-fast test-all test-compat docs demo bench report up down engine dist clean \
+.PHONY: help setup check fix test test-fast test-all test-compat docs demo bench gpu-check report up down engine dist clean \
 	console console-check docs-reference clients clients-all environments
 
 help: ## list the targets
@@ -71,6 +71,15 @@ demo: ## train a small model behind an unmodified agent; NAME=tools, frozen-lake
 
 bench: ## measure: NAME=gateway, trainer, update, ...; without NAME the list. ARGS='--rounds 1' are options of its own
 	@$(RUN_NAME)
+
+gpu-check: $(if $(DRY),setup engine) ## check a GPU in ten minutes for each PART=trainer or engine; DRY=1: on the CPU; INSTALL=no: with the PYTHON at hand
+ifdef DRY
+	$(BIN)/python -m bench.gpu --dry $(PART:%=--part %) $(ARGS)
+else
+	@$(PYTHON) -m bench.gpu.machine
+	$(if $(filter no,$(INSTALL)),,@$(MAKE) --no-print-directory $(TRAINER_GPU)/.ready $(if $(filter trainer,$(PART)),,$(ENGINE_GPU)/.ready))
+	$(if $(filter no,$(INSTALL)),$(PYTHON),$(TRAINER_GPU)/bin/python) -m bench.gpu $(PART:%=--part %) $(ARGS)
+endif
 
 report: ## studies and long proofs: NAME=algorithms, prove, chaos, ...; without NAME the list
 	@$(RUN_NAME)
@@ -142,11 +151,6 @@ bench-routing: setup #: placement of calls, pulls and moves: the defaults and si
 
 bench-trainer: setup $(TRL)/.ready #: the trainer's step and that of TRL's GRPOTrainer: rates, trees, padding, the head's memory
 	$(BIN)/python -m bench.trainer $(ARGS)
-
-bench-gpu: #: what only a GPU can show: its tests, the trainer's rates, five steps with vLLM; refuses without a GPU
-	@$(PYTHON) -m bench.gpu.machine
-	@$(MAKE) --no-print-directory $(TRAINER_GPU)/.ready $(ENGINE_GPU)/.ready
-	$(TRAINER_GPU)/bin/python -m bench.gpu --engine-python $(ENGINE_GPU)/bin/python $(ARGS)
 
 report-algorithms: setup #: algorithms on FrozenLake, three seeds each, without an engine; makes docs/pictures/algorithms.png
 	$(BIN)/python -m examples.frozen_lake.algorithms $(ARGS)

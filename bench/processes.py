@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from bench.vllm_cpu import VLLM_CPU
 from gateway.config.settings import Settings
 from gateway.engines.process import EngineProcess
 from headgate.processes.child import LocalProcess
@@ -23,16 +24,6 @@ from headgate.processes.ports import free_port
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _START_S = 180.0
-VLLM_CPU: dict[str, Any] = {
-    "args": ["--enforce-eager", "--dtype", "float32", "--block-size", "32"],
-    "env": {
-        "VLLM_CPU_CI_ENV": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-    },
-}
-"""vLLM on the CPU, as small as it gets: what is measured is the gateway, not the model."""
 EnginePython = Annotated[
     Path, typer.Option("--engine-python", help="The interpreter of vLLM's environment (`make engine`).")
 ]

@@ -29,10 +29,11 @@ import httpx
 import typer
 
 from bench.endless import Versions
-from bench.processes import ENGINE_PYTHON, VLLM_CPU, Child, EnginePython, check_installed, serve_gateway
+from bench.processes import ENGINE_PYTHON, Child, EnginePython, check_installed, serve_gateway
 from bench.report import Spread, Steps, finish, machine, number, percentile, ranged, show, spread
 from bench.slow_trainer import Load, Result, SlowTrainer, wasted
 from bench.timed_engine import Costs, TimedEngine
+from bench.vllm_cpu import VLLM_CPU
 from gateway.engines.fake import create_fake_app
 from headgate.client import (
     EpisodeRunner,

@@ -33,7 +33,6 @@ import typer
 from bench.endless import Versions
 from bench.processes import (
     ENGINE_PYTHON,
-    VLLM_CPU,
     Child,
     EnginePython,
     check_installed,
@@ -43,6 +42,7 @@ from bench.processes import (
 from bench.report import Steps, finish, machine, number, percentile, show
 from bench.streams import OpenStreams
 from bench.targets import GatewayTarget, Prompts
+from bench.vllm_cpu import VLLM_CPU
 from headgate.client import GatewayClient
 from headgate.processes.ports import free_port
 

@@ -59,21 +59,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that kill the shared engine come last, or it would be started once more for the tests after them.
 
-    Tests that need a GPU are left out, unless the choice of marks names them. HEADGATE_ORDER=N shuffles the files, and the
-    tests within each.
+    HEADGATE_ORDER=N shuffles the files, and the tests within each.
     """
     if (seed := os.environ.get("HEADGATE_ORDER")) is not None:
         random = Random(seed)
         places = {path: random.random() for path in dict.fromkeys(item.path for item in items)}
         random.shuffle(items)
         items.sort(key=lambda item: places[item.path])
-    if "gpu" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("gpu")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     items.sort(key=lambda item: item.get_closest_marker("kills_shared_engine") is not None)
     # There alone `make test` looks for them: to collect everything twice takes half a minute
     for item in items:

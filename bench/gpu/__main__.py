@@ -1,180 +1,130 @@
-"""Runs `make bench NAME=gpu` on a machine with GPUs: tests, the trainer alone, training next to vLLM.
+"""Runs `make gpu-check`: checks of the trainer, then of the engine next to it, each in a process with its own time limit.
 
-1. The tests marked `gpu` (`tests/gpu`): kernels, precision, offload, NCCL, and the probe of a weight update.
-2. The trainer alone on long rows, as prime-rl's published figure was measured.
-3. Five steps of a Qwen3-0.6B-shaped random model with vLLM on the same machine, through the gateway.
-
-It leaves `gpu-report.json` and `gpu-report.html`; status 1: a test or a part failed, or a version is not live.
+Prints one JSON line for each check when it ends, so that a hang costs one check; the last line has all of them:
+`{"checks": {NAME: {"ok": true, ...}}, ...}`. Exit status 1: a check failed.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import torch
-import typer
-
-from bench.gpu import figures, page
-from bench.gpu.checks import run_tests
+from bench.gpu.checks import BY_NAME, CHECKS, Check
+from bench.gpu.engines import dry_engine, engine_on
 from bench.gpu.machine import Gpu, look, missing, refusal
-from bench.gpu.training import Engine, Run, train
-from bench.gpu.workload import ROOT, WORKLOADS, Workload, write_model
-from bench.report import Steps, finish, machine, show
+from bench.gpu.workload import ROOT
 
-ENGINE_PYTHON = Path(".venv-engine-gpu/bin/python")
-_ALONE_STEPS = 3
+Result = dict[str, Any]
+_PARTS = {"trainer": ("trainer",), "engine": ("engine",), "all": ("trainer", "engine")}
+_TAIL = 2000
+"""The most characters of a check's log that its error has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """The options of a run."""
+class Options:
+    """What all checks of a run share."""
 
     folder: Path
-    workload: Workload
-    engine: Engine
     device: str
-    steps: int
+    engine: dict[str, Any]
     gpus: tuple[Gpu, ...] = ()
 
-    @property
-    def peak(self) -> float | None:
-        """The first GPU's operations a second in bf16."""
-        return figures.peak_of(self.gpus[0].name) if self.gpus else None
-
-    def measure(self, steps: Steps) -> dict[str, Any]:
-        """Return the trainer alone, and training; null for what failed, whose reason is in `errors`, so that the rest is
-        reported."""
-        model, errors = self.folder / "model", dict[str, str]()
-        steps.begin(f"a random model of the shape {self.workload.name}")
-        write_model(model, self.workload)
-        steps.begin(f"the trainer alone: {self.workload.rows} rows of {self.workload.row:,} tokens")
-        found: dict[str, Any] = {"alone": None, "training": None, "updates": None, "errors": errors}
-        config = self.workload.config
-        try:
-            found["alone"] = figures.alone(config, self._alone(model), self.workload.row, self.peak)
-        except Exception as error:
-            errors["alone"] = f"{type(error).__name__}: {error}"
-        steps.begin(f"{self.steps} steps next to the engine (logs: {self.folder})")
-        try:
-            run = asyncio.run(self._train(model))
-            found["training"] = figures.next_to_engine(config, run.steps, self.peak)
-            found["updates"] = figures.updates(run.updates)
-        except Exception as error:
-            errors["training"] = f"{type(error).__name__}: {error}"
-        return found
-
-    async def _train(self, model: Path) -> Run:
-        return await train(
-            self.workload, model, self.folder, self.engine, device=self.device, steps=self.steps
-        )
-
-    def _alone(self, model: Path) -> list[dict[str, float]]:
-        """Return a process of its own, whose memory is gone before the engine comes."""
-        argv = [sys.executable, "-m", "bench.gpu.alone", "--shape", self.workload.name, "--model", str(model)]
-        argv += ["--dir", str(self.folder / "alone"), "--device", self.device, "--steps", str(_ALONE_STEPS)]
-        process = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if process.returncode:
-            raise RuntimeError(
-                f"the trainer alone ended with {process.returncode}:\n{process.stderr[-3000:]}"
+    def run(self, check: Check) -> Result:
+        """Return the result of a check in a process of its own."""
+        argv = [sys.executable, "-m", "bench.gpu.check", check.name, "--device", self.device]
+        argv += ["--folder", str(self.folder / check.name), "--engine", json.dumps(self.engine)]
+        argv += ["--gpu", self.gpus[0].name] if self.gpus else []
+        path = self.folder / f"{check.name}.log"
+        with path.open("w") as log:
+            process = subprocess.Popen(
+                argv, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True
             )
-        found: list[dict[str, float]] = json.loads(process.stdout.splitlines()[-1])["steps"]
-        return found
+            try:
+                output = process.communicate(timeout=check.limit_s)[0]
+            except subprocess.TimeoutExpired:
+                return {"ok": False, "error": f"not done within {check.limit_s:g} s"}
+            finally:
+                _end(process)
+        if process.returncode:
+            error = f"its process ended with {process.returncode}: {path.read_text()[-_TAIL:]}"
+            return {"ok": False, "error": error}
+        result: Result = json.loads(output.splitlines()[-1])
+        return result
 
 
-def check(options: Check, tests: dict[str, Any], steps: Steps) -> dict[str, Any]:
-    """Return the report, but for the machine's."""
-    found = options.measure(steps)
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a check, and whatever it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def run_checks(options: Options, checks: Iterable[Check]) -> dict[str, Result]:
+    """Run checks one after another, and print each result."""
+    results: dict[str, Result] = {}
+    for check in checks:
+        results[check.name] = options.run(check)
+        print(json.dumps({"check": check.name, **results[check.name]}), flush=True)
+    return results
+
+
+def report_of(options: Options, results: dict[str, Result]) -> dict[str, Any]:
+    """Return the report."""
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "bench": "gpu",
+        "checks": results,
         "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "commit": _commit(),
-        "torch": torch.__version__,
-        "shape": options.workload.name,
+        "commit": commit or "unknown",
+        "device": options.device,
         "gpus": [asdict(gpu) for gpu in options.gpus],
-        "peak_bf16": options.peak,
-        "tests": tests,
-        **found,
-        "published": figures.PUBLISHED,
     }
 
 
-def passed(report: dict[str, Any]) -> bool:
-    """Return true if no test and no part failed, and every version went live."""
-    if report["tests"]["status"] or report["tests"]["failed"] or report["errors"]:
-        return False
-    return bool(report["updates"]["live"] == report["updates"]["versions"])
+def main() -> None:
+    """Check in minutes what only a GPU can show: the trainer, then vLLM next to it."""
+    parser = argparse.ArgumentParser(prog="make gpu-check", description=main.__doc__)
+    parser.add_argument("--part", choices=_PARTS, default="all")
+    parser.add_argument("--only", choices=BY_NAME, action="append", help="a check; may be repeated")
+    parser.add_argument("--dry", action="store_true", help="run every check on the CPU in a tiny shape")
+    parser.add_argument("--engine-python", type=Path, help="the interpreter of vLLM's environment")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu-check"), help="the folder of all files")
+    given = parser.parse_args()
+    options = _options(given.out.absolute(), given.dry, given.engine_python)
+    chosen = [c for c in CHECKS if c.part in _PARTS[given.part] and c.name in (given.only or BY_NAME)]
+    report = report_of(options, run_checks(options, chosen))
+    (options.folder / "gpu-report.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report), flush=True)
+    sys.exit(0 if all(result["ok"] for result in report["checks"].values()) else 1)
 
 
-def write(report: dict[str, Any], folder: Path) -> None:
-    """Write both files, and print the tables and, as the last line, the report."""
-    (folder / "gpu-report.html").write_text(page.render(report))
-    header = ("figure", "here", "prime-rl, one H100")
-    show("The trainer alone", header, page.alone_rows(report))
-    show("Training next to the engine", header[:2], page.training_rows(report))
-    for name in ("training", "updates"):
-        show(f"Seconds: {name}, medians", ("part", "s"), page.part_rows(report[name]))
-    tests = report["tests"]
-    rows = [(name, str(tests[name])) for name in ("passed", "failed", "skipped")]
-    show("Tests marked gpu", ("how they ended", "number"), [*rows, *tests["not_passed"].items()])
-    finish(report, folder / "gpu-report.json")
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    return (
-        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-        or "unknown"
-    )
-
-
-def main(
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Training steps next to the engine.")] = 5,
-    engine_python: Annotated[
-        Path, typer.Option(help="The interpreter of vLLM's environment (`make bench NAME=gpu` makes it).")
-    ] = ENGINE_PYTHON,
-    out: Annotated[Path, typer.Option(help="The folder of the report and of the run's files.")] = Path(
-        "runs/gpu-check"
-    ),
-) -> None:
-    """Run the tests that need a GPU, measure the trainer alone, and train next to vLLM. Refuse on a machine without a GPU."""
-    # The driver counts GPUs by their place on the bus, and CUDA by their speed unless this is set.
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    found = look()
-    lacks = missing(found)
-    if not lacks and not torch.cuda.is_available():
-        lacks = [f"a build of PyTorch that sees the GPU ({torch.__version__} at {sys.executable} does not)"]
-    if not lacks and not engine_python.exists():
-        lacks = [f"vLLM's environment ({engine_python} is not there; `make bench NAME=gpu` makes it)"]
-    if lacks:
-        typer.echo(refusal(lacks), err=True)
-        raise typer.Exit(1)
-    out = out.absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    options = Check(
-        out / time.strftime("%Y%m%d-%H%M%S"),
-        WORKLOADS["qwen3-0.6b"](),
-        Engine.on_gpu(engine_python, out, found.gpus),
-        "cuda",
-        steps,
-        found.gpus,
-    )
-    options.folder.mkdir()
-    with Steps(4) as progress:
-        progress.begin("the tests marked gpu")
-        tests = run_tests(options.folder, engine_python)
-        report = check(options, tests, progress) | {"machine": machine()}
-    write(report, out)
-    if not passed(report):
-        raise typer.Exit(1)
+def _options(out: Path, dry: bool, engine_python: Path | None) -> Options:
+    folder = out / time.strftime("%Y%m%d-%H%M%S")
+    gpus: tuple[Gpu, ...] = ()
+    if not dry:
+        # The driver counts GPUs by their place on the bus, and CUDA by their speed unless this is set.
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        found = look()
+        if lacks := missing(found):
+            sys.exit(refusal(lacks))
+        gpus = found.gpus
+    folder.mkdir(parents=True)
+    python = engine_python or ROOT / (".venv-engine/bin/python" if dry else ".venv-engine-gpu/bin/python")
+    if dry:
+        return Options(folder, "cpu", dry_engine(python, folder))
+    return Options(folder, "cuda", engine_on(python, folder, gpus), gpus)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -131,9 +131,7 @@ def missing(machine: Machine) -> list[str]:
         found.append(f"Linux on x86-64, for which the builds are pinned (this is {machine.system})")
     if machine.python < PYTHON:
         wanted, have = (".".join(map(str, version)) for version in (PYTHON, machine.python))
-        found.append(
-            f"Python {wanted} or newer (this is {have}; `make bench NAME=gpu PYTHON=...` takes another)"
-        )
+        found.append(f"Python {wanted} or newer (this is {have}; `make gpu-check PYTHON=...` takes another)")
     found += machine.tools
     if not machine.gpus:
         return [*found, f"an NVIDIA GPU ({machine.why_none})"]
@@ -153,7 +151,7 @@ def refusal(lacks: Sequence[str]) -> str:
     """Return one paragraph for people."""
     return (
         f"gpu-check cannot run on this machine. It needs {'; and '.join(lacks)}. Nothing was installed or measured, and no"
-        " report was written. What it does is tested without a GPU by `pytest tests/unit/bench/test_gpu_check.py`;"
+        " report was written. `make gpu-check DRY=1` runs the same checks on the CPU in a tiny shape;"
         " docs/guide/one-gpu.md has more."
     )
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.machine import VISIBLE, Gpu
 from bench.gpu.workload import THREADS, Workload, write_tasks
 from bench.processes import run_server
 from headgate.client import GatewayClient
@@ -25,29 +24,11 @@ _MARGIN = 3
 """Batches that agents may be ahead of the trainer (`eta`), and one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The gateway's table `[engine]`, as TOML values."""
-
-    values: Mapping[str, Any]
-
-    @classmethod
-    def on_gpu(cls, python: Path, folder: Path, gpus: Sequence[Gpu]) -> Engine:
-        """Place vLLM on the second GPU, or on a part of the only one; the trainer is on the first."""
-        args = [] if len(gpus) > 1 else ["--gpu-memory-utilization", "0.35"]
-        env = {VISIBLE: gpus[:2][-1].uuid}
-        return cls({"launch": "vllm", "python": str(python.absolute()), "args": args, "env": env,
-                    "log": str(folder / "engine.log"), "start_s": 900.0})  # fmt: skip
-
-    def table(self) -> str:
-        """Return the lines of a TOML file."""
-        rows = [
-            f"{key} = {_toml(value)}" for key, value in self.values.items() if not isinstance(value, Mapping)
-        ]
-        for key, value in self.values.items():
-            if isinstance(value, Mapping):
-                rows += [f"[engine.{key}]", *(f"{name} = {_toml(of)}" for name, of in value.items())]
-        return "\n".join(["[engine]", *rows, ""])
+def _table(name: str, values: Mapping[str, Any]) -> str:
+    """Return a table of a TOML file, and those in it."""
+    rows = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    inner = [_table(f"{name}.{key}", value) for key, value in values.items() if isinstance(value, Mapping)]
+    return "\n".join([f"[{name}]", *rows, "", *inner])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +42,14 @@ class Run:
 
 
 async def train(
-    workload: Workload, model: Path, folder: Path, engine: Engine, *, device: str, steps: int
+    workload: Workload, model: Path, folder: Path, engine: Mapping[str, Any], *, device: str, steps: int
 ) -> Run:
     """Train for some steps. Raise RuntimeError if the trainer fails, with the end of its log."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     write_tasks(folder / "tasks.jsonl", workload, workload.groups * (steps + _MARGIN))
     config = folder / "gateway.toml"
-    config.write_text(_gateway_file(workload, model, folder, port) + engine.table())
+    config.write_text(gateway_file(workload, model, folder, port, engine))
     argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
     async with run_server("gateway", argv, port, "/readyz", folder, start_s=START_S) as gateway:
         (folder / "trainer.toml").write_text(
@@ -92,7 +73,8 @@ async def _run_trainer(folder: Path) -> None:
         raise RuntimeError(f"the trainer ended with {status}; {process.log} ends with:\n{process.tail()}")
 
 
-def _gateway_file(workload: Workload, model: Path, folder: Path, port: int) -> str:
+def gateway_file(workload: Workload, model: Path, folder: Path, port: int, engine: Mapping[str, Any]) -> str:
+    """Return the gateway's configuration for one run; everything that it writes is in `folder`."""
     return f"""\
 [server]
 port = {port}
@@ -112,7 +94,7 @@ url = {_toml(f"sqlite:///{folder}/gateway.db")}
 [control]
 recording = {_toml(str(folder / "control.jsonl"))}
 
-"""
+{_table("engine", engine)}"""
 
 
 def _trainer_file(workload: Workload, model: Path, folder: Path, url: str, device: str, steps: int) -> str:

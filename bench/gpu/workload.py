@@ -70,8 +70,8 @@ def tiny() -> Workload:
 WORKLOADS = {"qwen3-0.6b": qwen3_0_6b, "tiny": tiny}
 
 
-def write_model(folder: Path, workload: Workload) -> None:
-    """Write random weights, in the precision of the workload, and the tokenizer."""
+def write_model(folder: Path, workload: Workload, device: str = "cpu") -> None:
+    """Write random weights, in the precision of the workload and made on `device`, and the tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -81,7 +81,8 @@ def write_model(folder: Path, workload: Workload) -> None:
     values = {key: value for key, value in workload.config.items() if key not in ("model_type", "dtype")}
     values |= {"eos_token_id": END, "pad_token_id": _BYTES, "bos_token_id": None, "dtype": workload.dtype}
     config = AutoConfig.for_model(workload.config["model_type"], **values)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, workload.dtype))
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, workload.dtype))
     model.save_pretrained(folder)
     write_tokenizer(folder, config.vocab_size)
 

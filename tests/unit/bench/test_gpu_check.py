@@ -1,4 +1,4 @@
-"""`make bench NAME=gpu` without a GPU: it refuses in one paragraph, and all else runs with the same code in a tiny shape."""
+"""`make gpu-check` without a GPU: it refuses in one paragraph, and every check runs with the same code in a tiny shape."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import sysconfig
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +19,25 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.gpu import figures, machine, page
-from bench.gpu.__main__ import Check, check, passed, write
-from bench.gpu.checks import run_tests
-from bench.gpu.training import Engine
-from bench.gpu.workload import qwen3_0_6b, tiny, write_model
-from bench.report import Steps
-from gateway.config import EngineSettings
+from bench.gpu import figures, machine
+from bench.gpu.__main__ import Options, main, run_checks
+from bench.gpu.check import result_of
+from bench.gpu.checks import BY_NAME, CHECKS, Check, attention
+from bench.gpu.checks.place import Place
+from bench.gpu.engines import engine_on
+from bench.gpu.training import gateway_file
+from bench.gpu.workload import qwen3_0_6b, tiny
+from gateway.config.settings import Settings
 from gateway.engines.fake import create_fake_app
 from headgate.processes.ports import free_port
 from tests.harness.forked_programs import forked
 from tests.harness.gateways import serve
 from tests.harness.model_engine import ModelEngine
 from tests.harness.vllm import SharedEngine
+from trainer.model.attention import attend
 
 ROOT = Path(__file__).parents[3]
 H100 = "0, GPU-6f1, NVIDIA H100 80GB HBM3, 81559, 9.0, 580.65.06\n"
-TESTS = {
-    "status": 0,
-    "passed": 3,
-    "failed": 0,
-    "skipped": 1,
-    "not_passed": {"tests.gpu::nccl": "skipped: one <GPU>"},
-}
 
 
 def test_without_a_gpu_the_interpreter_alone_refuses_in_one_paragraph(tmp_path: Path) -> None:
@@ -65,9 +61,8 @@ def test_without_a_gpu_it_refuses_in_one_paragraph(
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
     monkeypatch.setattr(sys, "argv", ["bench.gpu"])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "bench/gpu/__main__.py"), run_name="__main__")
-    assert ended.value.code == 1
-    assert_refused(*capfd.readouterr())
+        main()
+    assert_refused(capfd.readouterr().out, str(ended.value.code))
 
 
 def assert_refused(out: str, err: str) -> None:
@@ -112,11 +107,11 @@ def test_the_engine_has_the_second_gpu_that_is_visible(
     found = machine.visible(gpus, setting)
     assert [gpu.index for gpu in found] == shown
     if engines:
-        engine = Engine.on_gpu(Path("python"), Path("/runs"), found)
-        assert engine.values["env"] == {"CUDA_VISIBLE_DEVICES": engines}
-        assert bool(engine.values["args"]) == (len(found) == 1), "one GPU is shared"
-        table = tomllib.loads(engine.table())["engine"]
-        assert EngineSettings.model_validate(table).start_s == 900.0
+        engine = engine_on(Path("python"), Path("/runs"), found)
+        assert engine["env"] == {"CUDA_VISIBLE_DEVICES": engines}
+        assert bool(engine["args"]) == (len(found) == 1), "one GPU is shared"
+        text = gateway_file(tiny(), Path("model"), Path("/runs"), 1, engine)
+        assert Settings.model_validate(tomllib.loads(text)).engine.env == {"CUDA_VISIBLE_DEVICES": engines}
 
 
 def test_what_triton_needs_is_checked_before_anything_is_installed(
@@ -152,99 +147,106 @@ def test_replies_of_a_group_see_its_question_and_themselves() -> None:
     assert figures.pairs_of(record) == 15 + 2 * (3 * 5 + 6)
 
 
-def checked(folder: Path, engine: Engine) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    with Steps(3) as steps:
-        return check(Check(folder, tiny(), engine, "cpu", steps=2), TESTS, steps)
+@pytest.mark.parametrize("check", [c for c in CHECKS if c.part == "trainer"], ids=lambda c: c.name)
+def test_each_check_of_the_trainer_passes_in_its_dry_form(check: Check, tmp_path: Path) -> None:
+    result = result_of(check, Place("cpu", tmp_path / check.name, {}))
+    assert result["ok"], result
+    json.dumps(result)
 
 
-@pytest.mark.long
-async def test_the_whole_check_runs_on_the_cpu_in_a_tiny_shape(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["update", "training"])
+async def test_each_check_of_the_engine_passes_in_its_dry_form(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its programs are forked; a user's are started with vLLM, below."""
+    """With an engine that computes by the trainer's code; the programs are forked."""
     torch.set_num_threads(1)
-    write_model(tmp_path / "first", tiny())
+    place = Place("cpu", tmp_path / name, {})
     port = free_port()
-    engine = Engine({"launch": "external", "url": f"http://127.0.0.1:{port}", "health_s": 60, "stall_s": 600})
+    engine = {"launch": "external", "url": f"http://127.0.0.1:{port}", "health_s": 60, "stall_s": 600}
+    model = await asyncio.to_thread(place.model)
     async with (
-        serve(create_fake_app(ModelEngine(str(tmp_path / "first"))), port),
+        serve(create_fake_app(ModelEngine(str(model))), port),
         forked(tmp_path / "forked") as environ,
     ):
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        report = await asyncio.to_thread(checked, tmp_path / "run", engine)
-    assert_whole(report)
-    write(report, tmp_path)
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
-    assert json.loads((tmp_path / "gpu-report.json").read_text()) == report
-    html = (tmp_path / "gpu-report.html").read_text()
-    assert "11,896" in html
-    assert "skipped: one &lt;GPU&gt;" in html
-    assert not re.search(r"(src|href)=|@import|url\(", html), "the page needs nothing else"
+        for variable, value in environ.items():
+            monkeypatch.setenv(variable, value)
+        result = await asyncio.to_thread(result_of, BY_NAME[name], replace(place, engine=engine))
+    assert result["ok"], result
+    if name == "training":
+        assert_trained(result)
+    else:
+        assert [probe["verdict"] for probe in result["right"]["probes"]] == ["passed"]
+        assert "probe" in result["stale"]["failures"][0]
 
 
 @pytest.mark.long
 @pytest.mark.vllm
-def test_the_whole_check_runs_with_vllm(vllm: SharedEngine, tmp_path: Path) -> None:
-    assert_whole(checked(tmp_path / "run", Engine(vllm.settings)))
-
-
-def assert_whole(report: dict[str, Any]) -> None:
-    """Two steps were trained with the engine, whose log-probabilities are the trainer's, and both versions went live."""
-    assert passed(report)
-    training, updates = report["training"], report["updates"]
-    assert (training["steps"], updates["versions"], updates["live"]) == (2, 2, 2)
-    assert updates["probes"] == 2
-    assert updates["probe_gap_max"] < 1e-3
-    assert training["logprob_gap_mean"] < 1e-3
-    assert 0 < training["trained_tokens"] <= 2 * 4 * 12
-    assert {"step", "publish", "compute", "total"} <= training["seconds"].keys()
-    assert {"load", "probe"} <= updates["seconds"].keys()
-    assert all(step["grad_norm"] > 0 for step in training["per_step"]), "rewards differ within groups"
-    alone = report["alone"]
-    assert alone["tokens_per_s"] == pytest.approx(alone["computed_tokens"] / alone["step_s"])
-    assert alone["computed_tokens"] == 2 * 64
-    assert (alone["mfu"], alone["memory_gib"]) == (None, None), (
-        "nothing is claimed of a device that is not known"
+def test_training_and_sleep_are_checked_with_vllm(vllm: SharedEngine, tmp_path: Path) -> None:
+    training, sleep = (
+        result_of(BY_NAME[name], Place("cpu", tmp_path / name, vllm.settings))
+        for name in ("training", "sleep")
     )
+    assert_trained(training)
+    assert sleep["ok"], sleep
 
 
-def test_a_failed_test_or_a_version_that_is_not_live_fails_the_check() -> None:
-    good = {"tests": TESTS, "updates": {"live": 2, "versions": 2}, "errors": {}}
-    assert passed(good)
-    assert not passed(good | {"tests": TESTS | {"failed": 1}})
-    assert not passed(good | {"tests": TESTS | {"status": 5}}), "no test was found"
-    assert not passed(good | {"updates": {"live": 1, "versions": 2}})
+def assert_trained(result: dict[str, Any]) -> None:
+    """Two steps were trained with the engine, whose log-probabilities are the trainer's, and both versions went live."""
+    assert result["ok"], result
+    updates = result["updates"]
+    assert (result["steps"], updates["versions"], updates["live"], updates["probes"]) == (2, 2, 2, 2)
+    assert updates["probe_gap_max"] < 1e-3
+    assert result["logprob_gap_mean"] < 1e-3
+    assert 0 < result["trained_tokens"] <= 2 * 4 * 12
+    assert {"step", "publish", "compute", "total"} <= result["seconds"].keys()
+    assert {"load", "probe"} <= updates["seconds"].keys()
+    assert all(step["grad_norm"] > 0 for step in result["per_step"]), "rewards differ within groups"
 
 
-def test_parts_that_fail_are_reported_with_their_reasons(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_check_that_finds_something_wrong_is_not_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Check, model: Path) -> Any:
-        raise RuntimeError("no <kernel> for this GPU")
-
-    monkeypatch.setattr(Check, "_alone", refuse)
-    monkeypatch.setattr(Check, "_train", refuse)
-    report = checked(tmp_path / "run", Engine({}))
-    assert report["errors"] == dict.fromkeys(("alone", "training"), "RuntimeError: no <kernel> for this GPU")
-    assert not passed(report)
-    write(report, tmp_path)
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
-    assert (tmp_path / "gpu-report.html").read_text().count("no &lt;kernel&gt; for this GPU") == 2
+    monkeypatch.setattr(attention, "attend", lambda *given, **more: 1.01 * attend(*given, **more))
+    result = result_of(BY_NAME["attention"], Place("cpu", tmp_path, {}))
+    assert not result["ok"]
+    assert result["error"].startswith("attention is wrong: ")
+    assert result["share_of_bound"] > 1
 
 
-@pytest.mark.long
-def test_tests_marked_gpu_run_when_they_are_selected_and_report_a_missing_gpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_check_that_hangs_or_dies_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    chosen = ("tests/gpu/test_offload.py", "-p", "no:cacheprovider")
-    found = run_tests(tmp_path, Path(sys.executable), (*chosen, "-m", "gpu"))
-    assert (found["passed"], found["failed"], found["status"]) == (0, 1, 1)
-    ((test, reason),) = found["not_passed"].items()
-    assert test.endswith("test_offload_changes_no_step[cuda]")
-    assert "PyTorch sees no GPU" in reason
+    options = Options(tmp_path, "cpu", {})
+    hangs = replace(BY_NAME["machine"], limit_s=0.05)
+    assert options.run(hangs) == {"ok": False, "error": "not done within 0.05 s"}
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    results = run_checks(options, [BY_NAME["machine"], BY_NAME["proof"]])
+    assert [result["error"] for result in results.values()] == 2 * ["its process ended with 1: "]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["check"] for line in lines] == ["machine", "proof"]
+
+
+def test_the_last_line_has_every_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Options, "run", lambda self, check: {"ok": check.name != "sleep"})
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--dry", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["checks"] == {c.name: {"ok": c.name != "sleep"} for c in CHECKS}
+    (written,) = tmp_path.glob("*/gpu-report.json")
+    assert json.loads(written.read_text()) == report
+
+
+def test_the_part_of_the_trainer_imports_no_server() -> None:
+    modules = ["bench.gpu.__main__", *(f"bench.gpu.checks.{c.module}" for c in CHECKS if c.part == "trainer")]
+    program = f"import importlib, sys; [importlib.import_module(m) for m in {modules}]; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not {"fastapi", "sqlalchemy", "typer", "orjson", "gateway", "uvicorn"} & set(done.stdout.split())
 
 
 def test_pins_are_of_one_vllm_and_of_one_torch_without_suffix() -> None:
@@ -263,4 +265,4 @@ def test_pins_are_of_one_vllm_and_of_one_torch_without_suffix() -> None:
 
 def test_a_gpu_without_a_known_peak_has_no_share() -> None:
     assert figures.peak_of("NVIDIA GeForce RTX 9090") is None
-    assert page.share(figures.share(1.0, 1.0, None)) == "-"
+    assert figures.share(1.0, 1.0, None) is None

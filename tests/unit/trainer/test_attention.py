@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
 
-from tests.harness.all_scores import all_scores, seen
+from bench.gpu.all_scores import all_scores, seen
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.model import attention, block_attention
@@ -84,6 +87,32 @@ def test_flex_attention_is_that_of_all_scores(scoring: Scoring) -> None:
     found = attention.by_flex(forest, *given, scoring=scoring)
     torch.testing.assert_close(
         found, all_scores(forest.positions, *given, scoring=scoring), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler reads it
+@pytest.mark.parametrize("scoring", [Scoring(), Scoring(window=24, softcap=0.5)], ids=["plain", "softcap"])
+def test_what_a_gpu_compiles_is_one_graph_with_gradients(
+    monkeypatch: pytest.MonkeyPatch, scoring: Scoring
+) -> None:
+    # The CPU lacks kernels of the backward pass alone: what is captured is that of a GPU.
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    forest = random_forest(1, 2)
+    torch.manual_seed(1)
+    made = [torch.randn(1, heads, len(forest), 64, requires_grad=True) for heads in (4, 2, 2)]
+    given = [x * 1.0 for x in made]  # no leaves, as in a model
+    found = attention.by_flex(forest, *given, scoring=scoring, backend="aot_eager")
+    expected = all_scores(forest.positions, *given, scoring=scoring)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_a_gpu_attends_by_flex_attention(monkeypatch: pytest.MonkeyPatch, is_cuda: bool) -> None:
+    for name in ("by_flex", "by_blocks"):
+        monkeypatch.setattr(attention, name, lambda *_, name=name: name)
+    query: Any = SimpleNamespace(is_cuda=is_cuda)
+    assert attention.attend(one_row(1), query, query, query, Scoring()) == (
+        "by_flex" if is_cuda else "by_blocks"
     )
 
 

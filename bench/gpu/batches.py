@@ -1,4 +1,4 @@
-"""Trainers of a tiny model on one batch of episodes that branch, on any device."""
+"""Trainers on one small batch of episodes that branch, on any device, and the distance between two of their states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -15,27 +14,26 @@ from bench.trainer import load
 from bench.trainer.headgate import groups_of
 from headgate.types import Group
 from trainer.config.settings import Settings
+from trainer.rank_rpc import shutdown_ranks
 from trainer.rank_trainer import RankTrainer
 
 State = dict[str, Tensor]
-CPU_IS_LONG = [pytest.param("cpu", marks=pytest.mark.long), pytest.param("cuda", marks=pytest.mark.gpu)]
-"""Devices of a test whose run on the CPU repeats one of `tests/unit/trainer` at length."""
 
 
-def save_tiny(folder: Path) -> Path:
-    """Random weights in float32."""
+def tiny_model(folder: Path) -> Path:
+    """Write a tiny model with random weights in float32."""
     write_model(folder, tiny())
     return folder
 
 
-def batch() -> list[Group]:
-    """Two groups of two episodes, of four paths that share half of their tokens."""
+def branching() -> list[Group]:
+    """Return two groups of two episodes, of four paths that share half of their tokens."""
     sizes = load.Sizes(groups=2, members=2, vocabulary=tiny().config["vocab_size"])
     return groups_of(load.branches(sizes, 1, path=80, shared=0.5, fan=4))
 
 
 def settings_of(model: Path, folder: Path, device: str, /, **tables: dict[str, Any]) -> Settings:
-    """One micro-batch a group, about. With eps = 1 a step follows the gradient's size, and not its sign alone."""
+    """Return about one micro-batch per group. With eps = 1 a step follows the gradient's size, and not only its sign."""
     values: dict[str, dict[str, Any]] = {
         "run": {"dir": folder, "steps": 9, "device": device, "threads": 1},
         "gateway": {"url": "http://127.0.0.1:9"},
@@ -49,17 +47,19 @@ def settings_of(model: Path, folder: Path, device: str, /, **tables: dict[str, A
 
 
 def learn(settings: Settings, steps: int, look: Callable[[RankTrainer], None] = lambda _: None) -> State:
-    """Train some steps on one batch. Return the weights as float32 on the CPU. Call `look` before the optimizer."""
+    """Train some steps on one batch. Return the weights. Call `look` before the optimizer's step."""
     trainer = RankTrainer.open(settings)
     for part in trainer.optimizer.parts[:1]:
         part.register_step_pre_hook(lambda *_: look(trainer))
     for _ in range(steps):
-        trainer.train(batch())
-    return state_of(trainer, lambda weight: weight)
+        trainer.train(branching())
+    state = state_of(trainer, lambda weight: weight)
+    shutdown_ranks(trainer)
+    return state
 
 
 def state_of(trainer: RankTrainer, of: Callable[[Tensor], Any]) -> State:
-    """The result of `of` for each weight, whole, as float32 on the CPU."""
+    """Return the result of `of` for each weight, whole, as float32 on the CPU."""
     found = {}
     for name, weight in trainer.model.named_parameters():
         tensor = of(weight).detach()
@@ -69,7 +69,7 @@ def state_of(trainer: RankTrainer, of: Callable[[Tensor], Any]) -> State:
 
 
 def distance(found: State, expected: State, over: State | None = None) -> float:
-    """The norm of the difference, as a share of the norm of `expected`, or of its difference to `over`."""
+    """Return the norm of the difference, as a share of the norm of `expected`, or of its difference to `over`."""
     assert found.keys() == expected.keys()
     zero = torch.zeros(())
     gaps = sum(float((found[name] - expected[name]).double().square().sum()) for name in expected)
