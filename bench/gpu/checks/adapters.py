@@ -22,7 +22,7 @@ _FEWEST, _MOST = 0.8, 1.05
 
 
 def measure(place: Place) -> Figures:
-    """Return tokens/s, the share of the peak, and GiB beside the plan's. The model is written once, on the local disk."""
+    """Return tokens/s, the share of the peak, and GiB next to the plan's. The model is written once, on the local disk."""
     workload = place.workload
     if not place.dry:
         config = json.loads(_SHAPE.read_text())

@@ -14,7 +14,7 @@ Figures = dict[str, Any]
 
 
 class CheckFailed(Exception):
-    """A check found what must not be. Its text says what; `figures` are reported with it."""
+    """A check found what must not be. Its text names it; `figures` are reported with it."""
 
     def __init__(self, why: str, figures: Figures | None = None) -> None:
         super().__init__(why)
@@ -26,7 +26,7 @@ class Place:
     """The device of a check, its folder, and the engine that it may start."""
 
     device: str
-    """`cuda`, or `cpu` for the dry form: the same code in a tiny shape, whose figures say nothing about speed."""
+    """`cuda`, or `cpu` for the dry form: the same code in a tiny shape, whose figures have no meaning for speed."""
     folder: Path
     """The check's own, empty at its start."""
     engine: Mapping[str, Any]

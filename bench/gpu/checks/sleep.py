@@ -1,4 +1,4 @@
-"""An engine that sleeps at both levels and wakes: seconds of each, and the GiB of the GPU that it keeps meanwhile."""
+"""An engine that sleeps at both levels and wakes: seconds of each, and the GiB of the GPU that it keeps while it sleeps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def measure(place: Place) -> Figures:
 
 async def _measure(place: Place) -> Figures:
     model = place.model()
-    settings = EngineSettings.model_validate({**place.engine, "sleep": "level1"})
+    settings = EngineSettings.model_validate(place.engine)
     served = ModelSettings.model_validate({"path": str(model), "max_model_len": place.workload.context})
     process = await EngineProcess.start("sleeper", settings, served, "policy", str(model))
     try:

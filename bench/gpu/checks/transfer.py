@@ -23,7 +23,7 @@ _JOB = 7
 
 
 def measure(place: Place) -> Figures:
-    """Return, by backend, seconds and GB/s; `nccl` says why it was left out."""
+    """Return, by backend, seconds and GB/s; `nccl` has the reason if it was left out."""
     size, layers = (64, 4) if place.dry else (4096, 32)
     weights = {f"layers.{i}.weight": torch.randn(size, size).bfloat16() for i in range(layers)}
     save_file(weights, place.folder / _FILE)

@@ -19,7 +19,8 @@ from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_rpc import shutdown_ranks
 from trainer.rank_trainer import RankTrainer
 
-_WAIT_S = 300.0
+_WAIT_S = 400.0
+"""For one version: an engine that fails with it starts again, and tries once more."""
 
 
 def measure(place: Place) -> Figures:
