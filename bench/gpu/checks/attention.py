@@ -55,11 +55,11 @@ def largest_error(device: str, dtype: torch.dtype, scoring: Scoring) -> tuple[st
     made = [torch.randn(1, heads, len(reference), 64, dtype=torch.float64) for heads in (4, 2, 2)]
     cotangent = torch.randn(1, 4, len(reference), 64, dtype=torch.float64)
     exact = [x.to(dtype).double().requires_grad_() for x in made]
-    expected = _both_ways(all_scores(reference, *exact, scoring=scoring), exact, cotangent)
+    expected = _both_ways(all_scores(reference, *exact, scoring), exact, cotangent)
     given = [x.to(device, dtype).requires_grad_() for x in made]
-    found = _both_ways(attend(forest(device), *given, scoring=scoring), given, cotangent)
+    found = _both_ways(attend(forest(device), *given, scoring), given, cotangent)
     again = [x.detach().requires_grad_() for x in given]
-    plain = _both_ways(all_scores(reference, *again, scoring=scoring), again, cotangent)
+    plain = _both_ways(all_scores(reference, *again, scoring), again, cotangent)
     shares = {
         part: _error(ours, right) / (SEVERAL * _error(simple, right))
         for part, ours, simple, right in zip(_PARTS, found, plain, expected, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -29,8 +30,8 @@ def measure(place: Place) -> Figures:
     for name, pinned in (("pageable", False), ("pinned", True)):
         host = torch.empty(count, dtype=torch.uint8, pin_memory=pinned and not place.dry)
         device = torch.empty(count, dtype=torch.uint8, device=place.device)
-        figures[f"to_device_{name}_gb_s"] = count / _GB / _seconds(place, lambda a=device, b=host: a.copy_(b))
-        figures[f"to_host_{name}_gb_s"] = count / _GB / _seconds(place, lambda a=host, b=device: a.copy_(b))
+        figures[f"to_device_{name}_gb_s"] = count / _GB / _seconds(place, partial(device.copy_, host))
+        figures[f"to_host_{name}_gb_s"] = count / _GB / _seconds(place, partial(host.copy_, device))
     return figures
 
 

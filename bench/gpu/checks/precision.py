@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,7 +64,10 @@ def changed_share(model: Path, folder: Path, device: str) -> float:
             raise CheckFailed("masters are not in float32")
         before.append(state_of(trainer, lambda weight: weight))
 
-    tables = {"model": {"dtype": "bfloat16"}, "optimizer": {"lr": 1e-6, "eps": 1e-8}}
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16"},
+        "optimizer": {"lr": 1e-6, "eps": 1e-8},
+    }
     after = learn(settings_of(model, folder, device, **tables), 1, look)
     weights = {name: weight for name, weight in before[0].items() if "embed" not in name}
     changed = sum(int((after[name] != weight).sum()) for name, weight in weights.items())

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from bench.gpu.batches import branching, settings_of
 from bench.gpu.checks.place import Figures, Place, require
@@ -27,7 +28,10 @@ def measure(place: Place) -> Figures:
     """Return both versions' states, verdicts, and the seconds of the first one's update."""
     model = place.model()
     versions = WeightsDirectory(place.folder / "versions", model)
-    dtype = {"model": {"dtype": place.workload.dtype}, "optimizer": {"lr": 1e-3, "eps": 1e-8}}
+    dtype: dict[str, dict[str, Any]] = {
+        "model": {"dtype": place.workload.dtype},
+        "optimizer": {"lr": 1e-3, "eps": 1e-8},
+    }
     trainer = RankTrainer.open(settings_of(model, place.folder / "run", place.device, **dtype))
     for _ in range(2):
         trainer.train(branching())
