@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,11 +57,11 @@ def largest_error(device: str, dtype: torch.dtype, scoring: Scoring) -> tuple[st
     made = [torch.randn(1, heads, len(reference), 64, dtype=torch.float64) for heads in (4, 2, 2)]
     cotangent = torch.randn(1, 4, len(reference), 64, dtype=torch.float64)
     exact = [x.to(dtype).double().requires_grad_() for x in made]
-    expected = _both_ways(all_scores(reference, *exact, scoring), exact, cotangent)
+    expected = _both_ways(partial(all_scores, reference, scoring=scoring), exact, cotangent)
     given = [x.to(device, dtype).requires_grad_() for x in made]
-    found = _both_ways(attend(forest(device), *given, scoring), given, cotangent)
+    found = _both_ways(partial(attend, forest(device), scoring=scoring), given, cotangent)
     again = [x.detach().requires_grad_() for x in given]
-    plain = _both_ways(all_scores(reference, *again, scoring), again, cotangent)
+    plain = _both_ways(partial(all_scores, reference, scoring=scoring), again, cotangent)
     shares = {
         part: _error(ours, right) / (SEVERAL * _error(simple, right))
         for part, ours, simple, right in zip(_PARTS, found, plain, expected, strict=True)
@@ -68,8 +70,9 @@ def largest_error(device: str, dtype: torch.dtype, scoring: Scoring) -> tuple[st
     return part, shares[part]
 
 
-def _both_ways(found: Tensor, inputs: list[Tensor], cotangent: Tensor) -> list[Tensor]:
-    """Return the output and the gradients, in float64 on the CPU."""
+def _both_ways(of: Callable[..., Tensor], inputs: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+    """Return the output of a function of the inputs and the gradients, in float64 on the CPU."""
+    found = of(*inputs)
     gradients = torch.autograd.grad(found, inputs, cotangent.to(found))
     return [tensor.detach().double().cpu() for tensor in (found, *gradients)]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench.gpu.checks.place import Figures, Place, require
 from trainer.data.packing import lay_out
@@ -28,8 +29,8 @@ def measure(place: Place) -> Figures:
     for tokens in _DRY_TOKENS if place.dry else _TOKENS:
         micro = lay_out([row_of_tokens((0,) * tokens)])
         on_device = micro.positions.to(place.device), micro.ends.to(place.device)
-        figures["mask"][tokens] = _cost(place, lambda given=on_device: Forest(*given).block_mask(None))
-        figures["head"][tokens] = _cost(place, lambda n=tokens: _head(place, n))
+        figures["mask"][tokens] = _cost(place, partial(_mask, *on_device))
+        figures["head"][tokens] = _cost(place, partial(_head, place, tokens))
     if place.dry:
         return figures
     for name in ("mask", "head"):
@@ -39,6 +40,10 @@ def measure(place: Place) -> Figures:
                 growth < LINEAR, f"{name}: {many} tokens take {growth:.1f} times as much as {few}", figures
             )
     return figures
+
+
+def _mask(positions: Tensor, ends: Tensor) -> None:
+    Forest(positions, ends).block_mask(None)
 
 
 def _head(place: Place, tokens: int) -> None:
