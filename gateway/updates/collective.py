@@ -17,13 +17,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from gateway.config import WeightsSettings
 from gateway.engines.base import Engine
 from gateway.generation.slot import Slot
 from gateway.updates.weights_check import Weights
 from headgate.errors import EngineError, WeightsMissed
+from headgate.http import ERRORS, Session, headers_with
 from headgate.weights.manifest import MANIFEST, plan_of
 
 log = logging.getLogger(__name__)
@@ -41,20 +40,11 @@ class Collective:
         self._staged: dict[str, tuple[Engine, int]] = {}
         """The version that an engine has received and not put in place."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._session: aiohttp.ClientSession | None = None
+        self._http = Session(headers_with(settings.key.get_secret_value() if settings.key else None))
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _http(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            key = self._settings.key
-            headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-            self._session = aiohttp.ClientSession(headers=headers)
-        return self._session
+        await self._http.close()
 
     async def stage_all(self, weights: Weights, slots: Iterable[Slot]) -> None:
         """Make every open engine receive a version while it samples. A failure is logged; the engine receives again when
@@ -94,7 +84,7 @@ class Collective:
         for source in self._settings.sources:
             try:
                 await self._send(slot, engine, source, weights.version, plan, workers)
-            except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
+            except (*ERRORS, ValueError, KeyError) as error:
                 reasons.append(f"{source}: {error or type(error).__name__}")
                 continue
             self._staged[slot.name] = engine, weights.version
@@ -129,9 +119,7 @@ class Collective:
             raise ValueError(outcome["why"])
 
     async def _request(self, method: str, url: str, body: Any = None) -> dict[str, Any]:
-        async with self._http.request(
-            method, url, json=body, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=None)
-        ) as answer:
+        async with self._http.request(method, url, json=body) as answer:
             text = await answer.text(errors="replace")
         if answer.status != 200:
             raise ValueError(f"HTTP {answer.status}: {text[:500]}")

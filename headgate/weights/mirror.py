@@ -22,6 +22,7 @@ import aiohttp
 from blake3 import blake3
 
 from headgate.errors import Unprocessable, WeightsUnavailable
+from headgate.http import ERRORS, Session, headers_with
 from headgate.weights import delta, folders
 from headgate.weights.manifest import (
     FORMAT,
@@ -37,11 +38,9 @@ _PARTIAL = ".partial"
 _AT_ONCE = 4
 """Pieces that are fetched concurrently."""
 _MANIFEST_LIMIT = 2**28
-_CONNECT_S = 10.0
 _SILENCE_S = 30.0
 """Seconds without data after which the next source is used."""
-_FETCH = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-_REQUEST = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+_FETCH = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENCE_S)
 _QUOTED = 500
 """Characters of a mirror's error text."""
 
@@ -53,9 +52,8 @@ class Mirror:
         self.directory = directory
         self.fetched: Counter[str] = Counter()
         """Bytes by where they came from: a source's URL, or "local"."""
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = Session(headers_with(key))
         self._throttle = Throttle(bytes_per_s)
-        self._session: aiohttp.ClientSession | None = None
         self._fetches: dict[int, asyncio.Task[Path]] = {}
 
     async def __aenter__(self) -> Self:
@@ -66,15 +64,7 @@ class Mirror:
         for task in self._fetches.values():
             task.cancel()
         await asyncio.gather(*self._fetches.values(), return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _http(self) -> aiohttp.ClientSession:
-        """The connections, which most gateways never need: their versions come as folders."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers)
-        return self._session
+        await self._http.close()
 
     def path(self, version: int) -> Path:
         """Where a version is, or would be."""
@@ -105,7 +95,7 @@ class Mirror:
         Raise ValueError, with the mirror's error text, and aiohttp.ClientError.
         """
         url, body = _place(mirror, version), {"sources": list(sources)}
-        async with self._http.post(url, json=body, allow_redirects=False, timeout=_REQUEST) as answer:
+        async with self._http.request("POST", url, json=body) as answer:
             text = await answer.text(errors="replace")
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}: {text[:_QUOTED]}")
@@ -163,7 +153,7 @@ class Mirror:
         for source in sources:
             try:
                 return await self._get(f"{_place(source, version)}/{MANIFEST}", None, _MANIFEST_LIMIT)
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            except (*ERRORS, ValueError) as error:
                 wrong.append(f"{source}: {_text(error)}")
         raise WeightsUnavailable(
             f"version {version}: no source has its manifest ({'; '.join(wrong) or 'none is named'})"
@@ -178,7 +168,7 @@ class Mirror:
                 data = await self._get(
                     f"{_place(source, version)}/{piece.file}", (piece.offset, end), piece.size
                 )
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            except (*ERRORS, ValueError) as error:
                 wrong.append(f"{source}: {_text(error)}")
                 continue
             self.fetched[source] += len(data)
@@ -192,7 +182,7 @@ class Mirror:
     async def _get(self, url: str, span: tuple[int, int] | None, limit: int) -> bytes:
         """Return the body of an answer. Raise ValueError if it is longer than `limit`, or not of the span."""
         headers = {"Range": f"bytes={span[0]}-{span[1]}"} if span else {}
-        async with self._http.get(url, headers=headers, allow_redirects=False, timeout=_FETCH) as answer:
+        async with self._http.request("GET", url, headers=headers, timeout=_FETCH) as answer:
             if answer.status != (206 if span else 200):
                 raise ValueError(f"HTTP {answer.status}")
             data = bytearray()
