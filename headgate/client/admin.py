@@ -287,7 +287,7 @@ class GatewayClient:
     # Nodes
 
     async def nodes(self) -> list[dict[str, Any]]:
-        """Every node: name, tags, zone, hardware, capacity, role, reason, near, claimed_by, engines, and seconds by role."""
+        """Every node: name, tags, zone, hardware, capacity, role, reason, claimable, claimed_by, engines, and seconds by role."""
         return (await self._json("GET", "/nodes"))["nodes"]
 
     async def node(self, name: str) -> dict[str, Any]:
