@@ -21,13 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-import httpx
-
 import headgate.processes.supervised
 from gateway.config.environment import ENGINE_URLS
 from gateway.config.settings import ConfigError, Settings
 from gateway.engines.process import api_of, connect, launch
 from gateway.server import bound
+from headgate.http import responds
 from headgate.processes.child import LocalProcess
 from headgate.processes.errors import GivenUp
 from headgate.processes.ports import free_port
@@ -78,12 +77,7 @@ class Worker:
         return await LocalProcess.start(self.name, self._argv, None, self._environment | own)
 
     async def healthy(self) -> bool:
-        # httpx reads every root certificate for a client that may verify one, which costs 20 ms
-        async with httpx.AsyncClient(timeout=_LOOK_EVERY_S, verify=False, trust_env=False) as http:
-            try:
-                return (await http.get(f"http://127.0.0.1:{self.port}/healthz")).is_success
-            except httpx.TransportError:
-                return False
+        return await responds(f"http://127.0.0.1:{self.port}/healthz", _LOOK_EVERY_S)
 
 
 class SupervisedEngine:

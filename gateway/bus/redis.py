@@ -1,8 +1,8 @@
 """A bus in a Redis server.
 
-Owns the connections. Detects when the server cannot be reached: after a failure every operation fails immediately for a while, so
-that callers do not wait during an outage. One warning reports the outage, one line its end. A listening connection that breaks
-is not an outage and has a warning of its own.
+Owns the connections. After a failure every operation fails immediately for `_RETRY_S`, so that callers do not wait during an
+outage. One warning reports the outage, one line its end. A broken listening connection is not an outage and has its own
+warning.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _RETRY_S = 0.5
-"""The pause of all operations after a failure."""
+"""Seconds after a failure in which no operation is tried."""
 _STILL_S = 0.5
-"""An operation that ended so long after its limit was cut by a pause of this process, not by the bus."""
+"""An operation that ended this long after its limit was delayed by a suspension of this process, not by the bus."""
 _AT_ONCE = 128
-"""Entries in one script: the server does nothing else in the meantime."""
+"""Entries in one script, which blocks the server."""
 
 
 class RedisBus:
@@ -44,8 +44,8 @@ class RedisBus:
     def __init__(self, settings: BusSettings) -> None:
         self._settings = settings
         self._prefix = f"{settings.prefix}:"
-        # No `socket_timeout`: redis-py keeps it by asyncio.wait_for, which on Python 3.11 swallows a cancellation that comes when
-        # the write has just ended. `_do` limits every operation.
+        # No `socket_timeout`: redis-py implements it by asyncio.wait_for, which on Python 3.11 swallows a cancellation just after
+        # the write has ended. `_execute` limits every operation.
         limits: dict[str, Any] = {
             "socket_timeout": None,
             "socket_connect_timeout": settings.timeout_s,
@@ -65,13 +65,15 @@ class RedisBus:
         return time.monotonic() - self._failed_at
 
     async def announce(self, process: Process) -> None:
-        await self._do(lambda: self._redis.set(self._of(process.id), process.url, px=self._alive_ms))
+        await self._execute(
+            lambda: self._redis.set(self._process_key(process.id), process.url, px=self._alive_ms)
+        )
 
     async def leave(self, process: Process) -> None:
-        await self._do(lambda: self._redis.delete(self._of(process.id)))
+        await self._execute(lambda: self._redis.delete(self._process_key(process.id)))
 
     async def address_of(self, process_id: str) -> str | None:
-        url: Any = await self._do(lambda: self._redis.get(self._of(process_id)))
+        url: Any = await self._execute(lambda: self._redis.get(self._process_key(process_id)))
         return None if url is None else url.decode()
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
@@ -83,12 +85,12 @@ class RedisBus:
             for entry in entries[start : start + _AT_ONCE]:
                 arguments += [entry.call, entry.place, entry.epoch, int(entry.over), entry.at]
                 arguments += [entry.head, entry.state, entry.body]
-            answer = await self._do(lambda given=arguments: self._write(args=given))  # type: ignore[misc]
+            answer = await self._execute(lambda given=arguments: self._write(args=given))  # type: ignore[misc]
             outcomes += [outcome.decode() for outcome in answer]
         return outcomes
 
     async def find(self, place: str) -> list[Log]:
-        rows = await self._do(lambda: self._find(args=[self._prefix, place]))
+        rows = await self._execute(lambda: self._find(args=[self._prefix, place]))
         found = []
         for call, owner, epoch, alive, url, head, state, body, age in rows:
             where = url.decode() if alive else None
@@ -99,17 +101,17 @@ class RedisBus:
     async def take_over(self, log: Log, process: Process) -> bool:
         arguments: list[Any] = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
         arguments += [log.call, log.owner, log.epoch]
-        return bool(await self._do(lambda: self._claim(args=arguments)))
+        return bool(await self._execute(lambda: self._claim(args=arguments)))
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        await self._do(lambda: self._redis.set(f"{self._prefix}value:{key}", value, px=_ms(ttl_s)))
+        await self._execute(lambda: self._redis.set(f"{self._prefix}value:{key}", value, px=_ms(ttl_s)))
 
     async def get(self, key: str) -> bytes | None:
-        value: Any = await self._do(lambda: self._redis.get(f"{self._prefix}value:{key}"))
+        value: Any = await self._execute(lambda: self._redis.get(f"{self._prefix}value:{key}"))
         return None if value is None else bytes(value)
 
     async def publish(self, topic: str, message: bytes = b"") -> None:
-        await self._do(lambda: self._redis.publish(f"{self._prefix}topic:{topic}", message))
+        await self._execute(lambda: self._redis.publish(f"{self._prefix}topic:{topic}", message))
 
     async def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
         received_last = True
@@ -120,10 +122,12 @@ class RedisBus:
                         received_last = True
                         yield news
             except (RedisError, OSError, TimeoutError) as error:
-                # Not `_missed`: the server drops a listener that was too slow, too, and operations find out whether it is away.
+                # Not `_on_outage`: the server also drops slow listeners, and operations detect an outage themselves.
                 self._failed_at = time.monotonic()
                 if received_last:
-                    log.warning("[bus] url: other processes' news are missed: %s", error or "no answer")
+                    log.warning(
+                        "[bus] url: messages of other processes may be lost: %s", error or "no answer"
+                    )
                 received_last = False
                 await asyncio.sleep(_RETRY_S)
 
@@ -144,8 +148,8 @@ class RedisBus:
         await self._redis.aclose()
         await self._listening.aclose()
 
-    async def _do(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Raise BusUnavailable."""
+    async def _execute(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Execute an operation within `[bus] timeout_s`. Raise BusUnavailable."""
         if self._unavailable and self.unbroken_s < _RETRY_S:
             raise BusUnavailable("the bus cannot be reached")
         began = time.monotonic()
@@ -157,14 +161,14 @@ class RedisBus:
                 raise BusUnavailable(
                     "this process was suspended while it waited for the bus", stood_still=True
                 ) from error
-            self._missed(error)
+            self._on_outage(error)
             raise BusUnavailable(f"the bus cannot be reached: {error or 'no answer'}") from error
         if self._unavailable:
             self._unavailable = False
             log.info("the bus can be reached again")
         return answer
 
-    def _missed(self, error: Exception) -> None:
+    def _on_outage(self, error: Exception) -> None:
         self._failed_at = time.monotonic()
         if not self._unavailable:
             self._unavailable = True
@@ -173,7 +177,7 @@ class RedisBus:
                 error or "no answer",
             )
 
-    def _of(self, process_id: str) -> str:
+    def _process_key(self, process_id: str) -> str:
         return f"{self._prefix}process:{process_id}"
 
     @property

@@ -15,7 +15,7 @@ from headgate.keys import key_hash, split_attempt
 
 
 class OpenEpisodes(Protocol):
-    """Finds open episodes by asking the coordinator, as `Follower` does."""
+    """Requests open episodes from the coordinator, as `Follower` does."""
 
     async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode: ...
 

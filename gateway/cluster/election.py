@@ -1,9 +1,9 @@
 """Elects the coordinator by a lease in SQL, with a fence that only grows.
 
 A process claims the role immediately if the last coordinator has resigned. Otherwise it waits until it has read an expired lease
-twice, with a pause in between: after an outage of the database, the coordinator can renew first. A coordinator that learns of a
-successor raises Fenced and must end. Engines have no fence, so a coordinator whose last renewal is older than the lease must
-renew it before it commands them (`check_coordinator`).
+twice, with a pause in between, so that the coordinator can renew first after an outage of the database. A coordinator that
+finds a successor raises Fenced and must end. Engines have no fence, so a coordinator whose last renewal is older than the lease
+must renew it before it commands them (`check_coordinator`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Election:
     """One process as a candidate for coordinator."""
 
     def __init__(self, database: Database, settings: ClusterSettings, name: str, url: str) -> None:
-        """`name`: of this process, new with every start. `url`: where the others reach it."""
+        """`name`: of this process, new with every start. `url`: at which other processes reach it."""
         self._database = database
         self._lease_s = settings.lease_s
         self._name = name
@@ -57,7 +57,7 @@ class Election:
         return fence
 
     async def decide(self) -> int | Coordinator:
-        """Return this process's fence, once it has become the coordinator; or another one that is."""
+        """Return this process's fence once it has become the coordinator, or another process that is the coordinator."""
         before = None
         while True:
             try:
@@ -83,7 +83,7 @@ class Election:
         return fence
 
     async def hold(self, fence: int) -> None:
-        """Renew the lease for ever. Raise Fenced once there is a successor."""
+        """Renew the lease forever. Raise Fenced once there is a successor."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
             try:
@@ -94,7 +94,7 @@ class Election:
                 log.warning("the coordinator's lease is not renewed yet: %s", error)
 
     async def check_coordinator(self, fence: int) -> None:
-        """Check that this process is the coordinator for sure. Raise Fenced, or Unavailable if that is not known."""
+        """Raise Fenced if this process is no longer the coordinator, Unavailable if that is not known."""
         if time.monotonic() - self._renewed > self._lease_s:
             await self._renew(fence)
 
@@ -108,7 +108,7 @@ class Election:
         await self._database.submit(lambda c: coordination.resign(c, fence))
 
     async def changed(self, fence: int) -> None:
-        """Return once another than the coordinator with `fence` holds the lease or may take it."""
+        """Return once the coordinator with `fence` no longer holds the lease."""
         while True:
             await self._pause(self._lease_s / 2)
             try:

@@ -1,12 +1,12 @@
-"""A process that follows a coordinator: it mirrors the coordinator's engines and episodes, and runs calls of its own.
+"""A follower: it mirrors the coordinator's engines and episodes, and runs calls of its own.
 
 Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
-- a run begins only while the link is up and the coordinator shows the engine as open;
+- a run begins only while the link is up and the coordinator reports the engine as open;
 - tokens that arrive while the link is down are held. They are accepted if the next welcome reports that the engine's weights did
   not change in the meantime; otherwise they are dropped and the call continues elsewhere;
-- the coordinator's requests are done in order, and each is answered when it is done;
-- calls are placed by the newest table of this link; before there is one, by what this process itself knows;
-- an episode that the coordinator has ended starts no call here, and its running calls are recorded before that is answered.
+- the coordinator's requests are executed in order, and each is acknowledged once it is done;
+- calls are placed by the newest table of this link, and before the first table by the state of this process;
+- an episode that the coordinator has ended starts no call here, and its running calls are recorded before the acknowledgment.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from scheduler.program.placement import PlacementSettings
 log = logging.getLogger(__name__)
 
 LINK = "/peers/v1/link"
-_REPORT_S, _SOON_S = 0.5, 0.02
+_REPORT_S, _SHORT_REPORT_S = 0.5, 0.02
 """The interval of reports to the coordinator, and the shorter one while it waits for an engine's runs to end."""
 _NO_LINK = "the gateway process has no coordinator now"
 
@@ -75,7 +75,7 @@ class Follower:
         """The episodes that have called here since the link was made, or have calls."""
         self.linked = asyncio.Event()
         self.followed = False
-        """True once it had a link."""
+        """True once this process has been linked."""
         self._retired = False
         self._name = name
         self._url = url
@@ -105,7 +105,7 @@ class Follower:
         async with aiohttp.ClientSession(headers=headers) as session:
             try:
                 async with session.ws_connect(f"{url}{LINK}", heartbeat=5.0, max_msg_size=0) as wire:
-                    await self._talk(wire)
+                    await self._exchange_messages(wire)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 log.info("no link to the coordinator at %s: %s", url, error)
             finally:
@@ -116,7 +116,7 @@ class Follower:
         if (live := self._by_key.get(key_hash)) and self.linked.is_set():
             live.touch()
             return live
-        live = await self._ask({"key_hash": key_hash}, wait_s)
+        live = await self._request_episode({"key_hash": key_hash}, wait_s)
         live.set_key(key_hash)
         self._by_key[key_hash] = live
         return live
@@ -126,7 +126,7 @@ class Follower:
         if (live := self.episodes.get(episode_id)) and self.linked.is_set():
             live.touch()
             return live
-        return await self._ask({"episode": episode_id}, wait_s)
+        return await self._request_episode({"episode": episode_id}, wait_s)
 
     async def serves_exclusively(self, episode_id: str) -> bool:
         """Return true if no other process serves an episode that this one serves."""
@@ -135,12 +135,12 @@ class Follower:
     def retire(self) -> list[OpenEpisode]:
         """End following, because this process is the coordinator now; return the episodes that are known here.
 
-        Leaves the engines alone: the coordinator's parts own them now, and they may be open already.
+        The engines are not changed: the coordinator's parts own them now, and they may be open already.
         """
         self._retired = True
         self._exclusive.clear()
-        self.linked.set()  # every request that waits gets the error
-        known, self.episodes = list(self._known.values()), {}  # in this order: `_known` holds none alone
+        self.linked.set()  # so that waiting requests get the error
+        known, self.episodes = list(self._known.values()), {}  # in this order: `_known` has weak references
         return known
 
     def unreachable(self, model: str, slot: Slot) -> None:
@@ -151,7 +151,7 @@ class Follower:
         """Report to the coordinator that something is wrong with an engine."""
         self._trouble.append((model, slot.name, reason))
 
-    async def _ask(self, values: Message, wait_s: float) -> OpenEpisode:
+    async def _request_episode(self, values: Message, wait_s: float) -> OpenEpisode:
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -175,25 +175,25 @@ class Follower:
 
     # Link
 
-    async def _talk(self, wire: aiohttp.ClientWebSocketResponse) -> None:
+    async def _exchange_messages(self, wire: aiohttp.ClientWebSocketResponse) -> None:
         self._outbox = asyncio.Queue()
         hello = {"hello": True, "name": self._name, "url": self._url, "episodes": list(self.episodes)}
         await wire.send_str(pack({**hello, **self._report()}))
-        speaker = asyncio.create_task(self._speak(wire), name="link-sender")
+        sender = asyncio.create_task(self._send_forever(wire), name="link-sender")
         reporter = asyncio.create_task(self._report_forever(), name="link-reporter")
         try:
             async for message in wire:
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     break
                 self._on_message(unpack(message.data))
-                if speaker.done() or reporter.done():
+                if sender.done() or reporter.done():
                     break
         finally:
-            for task in (speaker, reporter):
+            for task in (sender, reporter):
                 task.cancel()
-            await asyncio.gather(speaker, reporter, return_exceptions=True)
+            await asyncio.gather(sender, reporter, return_exceptions=True)
 
-    async def _speak(self, wire: aiohttp.ClientWebSocketResponse) -> None:
+    async def _send_forever(self, wire: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await wire.send_str(pack(await self._outbox.get()))
 
@@ -202,7 +202,7 @@ class Follower:
             waits = any(
                 s.runs and s.state != "open" for pool in self._pools.values() for s in pool.slots.values()
             )
-            await asyncio.sleep(_SOON_S if waits or self._trouble else _REPORT_S)
+            await asyncio.sleep(_SHORT_REPORT_S if waits or self._trouble else _REPORT_S)
             self._outbox.put_nowait(self._report())
 
     def _report(self) -> Message:
@@ -242,24 +242,24 @@ class Follower:
 
     def _on_message(self, message: Message) -> None:
         if "welcome" in message:
-            self._welcome(message)
+            self._on_welcome(message)
         elif "answer" in message:
-            self._answered(message)
+            self._on_answer(message)
         elif "table" in message:
-            self._plan(message)
+            self._on_table(message)
         elif message["do"] == "share":
             self._exclusive.discard(message["episode"])
             self._acknowledge(message, self._outbox)
         elif message["do"] == "end":
-            self._begin(self._end(message, self._outbox), f"end-{message['episode']}")
+            self._run_in_background(self._end_episode(message, self._outbox), f"end-{message['episode']}")
         elif message["do"] == "give_back":
-            self._begin(self._give_back(message, self._outbox), f"give-back-{message['name']}")
+            self._run_in_background(self._give_back(message, self._outbox), f"give-back-{message['name']}")
         else:
-            self._slot(message)
+            self._on_slot(message)
             self._acknowledge(message, self._outbox)
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Do in the background what takes a while, since the link must not wait for it."""
+    def _run_in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Execute a request that takes long, without blocking the link."""
         task = asyncio.create_task(work, name=name)
         self._ending.add(task)
         task.add_done_callback(self._ended)
@@ -269,23 +269,23 @@ class Follower:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 
-    def _welcome(self, message: Message) -> None:
+    def _on_welcome(self, message: Message) -> None:
         known = {(slot["model"], slot["name"]) for slot in message["slots"]}
         for name, pool in self._pools.items():
             for slot in [slot for slot in pool.slots.values() if (name, slot.name) not in known]:
                 slot.fail("the coordinator knows no such engine")
                 del pool.slots[slot.name]
-            self._place_locally(name)  # the calls that run, and who decides, may be others than before
+            self._place_locally(name)  # the last table may be of another coordinator
         self.followed = True
         self.linked.set()
         for shown in message["slots"]:
-            self._compare(shown)
-            self._show(shown)
+            self._settle_held_output(shown)
+            self._apply_slot(shown)
         for live in list(self.episodes.values()):
-            self._begin(self._verify(live), f"verify-{live.id}")
+            self._run_in_background(self._verify(live), f"verify-{live.id}")
 
-    def _plan(self, message: Message) -> None:
-        """Place this process's calls by what the coordinator's program knows and has decided."""
+    def _on_table(self, message: Message) -> None:
+        """Place a model's calls by the coordinator's table."""
         name = message["table"]
         if message.get("over"):
             self._place_locally(name)
@@ -296,19 +296,19 @@ class Follower:
         placement.apply_table(table_from_json(message))
 
     def _place_locally(self, name: str) -> None:
-        """Place a model's calls by the state of this process, until there is a table."""
+        """Place a model's calls by the state of this process, until the next table."""
         if self._placements.pop(name, None) is not None:
             self._pools[name].set_placer(None)
 
     async def _verify(self, live: OpenEpisode) -> None:
         """Query the coordinator about an episode that may have ended while there was no link."""
         try:
-            await self._ask({"episode": live.id}, 60.0)
+            await self._request_episode({"episode": live.id}, 60.0)
         except GatewayError as error:
             if not isinstance(error, Unavailable):
                 await self._stop(live.id, error)
 
-    def _answered(self, message: Message) -> None:
+    def _on_answer(self, message: Message) -> None:
         answer = self._pending.get(message["answer"])
         if "error" in message:
             if answer is not None and not answer.done():
@@ -326,9 +326,9 @@ class Follower:
         if answer is not None and not answer.done():
             answer.set_result(live)
 
-    def _slot(self, message: Message) -> None:
+    def _on_slot(self, message: Message) -> None:
         if message["do"] == "slot":
-            self._show(message["slot"])
+            self._apply_slot(message["slot"])
             return
         pool = self._pools[message["model"]]
         slot = pool.slots.get(message["name"])
@@ -336,13 +336,13 @@ class Follower:
             return
         if message["do"] == "swap":
             slot.begin_weight_swap(message["version"])
-        else:  # the message is `forget`
+        else:  # forget
             slot.fail("it was removed")
             del pool.slots[slot.name]
             pool.notify()
 
-    def _compare(self, shown: SlotMessage) -> None:
-        """Compare an engine's state with the one before the link broke, to decide whether its held output can be accepted."""
+    def _settle_held_output(self, shown: SlotMessage) -> None:
+        """Accept the held output of an engine if its weights did not change while there was no link; discard it otherwise."""
         slot = self._pools[shown["model"]].slots.get(shown["name"])
         if slot is None:
             return
@@ -352,7 +352,7 @@ class Follower:
         else:
             slot.evict("its weights changed while this process had no coordinator")
 
-    def _show(self, shown: SlotMessage) -> None:
+    def _apply_slot(self, shown: SlotMessage) -> None:
         pool = self._pools[shown["model"]]
         slot = pool.slots.get(shown["name"])
         if slot is None:
@@ -363,12 +363,12 @@ class Follower:
         slot.mirror_state(shown["state"], shown["reason"], shown["version"], shown["generation"])
         pool.notify()
 
-    async def _end(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
+    async def _end_episode(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
         await self._stop(message["episode"], error_from_json(message))
         self._acknowledge(message, outbox)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
-        """Stop an episode's calls, and wait until they are recorded. The next link may request it again."""
+        """Stop an episode's calls, and wait until they are recorded. A new link may repeat the request in the meantime."""
         if (over := self._stopping.get(episode_id)) is not None:
             await over.wait()
             return
@@ -401,10 +401,10 @@ class Follower:
         self._acknowledge(message, outbox)
 
     def _acknowledge(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
-        """Reply on the link of the request, or not at all: the next link gives the same numbers to other requests."""
+        """Acknowledge a request, unless its link is closed: a new link gives the same numbers to other requests."""
         if outbox is self._outbox:
             outbox.put_nowait({"done": message["id"], **self._report()})
 
 
 class _LinkLost(Exception):
-    """Before the answer came."""
+    """The link was lost before the answer came."""

@@ -1,8 +1,8 @@
 """Places a follower's calls by the coordinator's tables (`gateway.generation.plan_messages`).
 
-The same reactor decides as in the coordinator, on the same snapshot; so a call goes where the coordinator would send it, waits in
-the same order and moves for the same reasons, and no call waits for a reply from there. Between two tables it knows what this
-process does, and assumes that the others behave the same way.
+The same reactor as in the coordinator decides on the same snapshot. So a call goes where the coordinator would send it, waits in
+the same order and moves for the same reasons, without waiting for the coordinator. Between two tables it counts the calls of this
+process, and assumes that the other processes behave the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _Host:
-    """Runs a follower's program, which acts at events alone. An error ends it."""
+    """Runs a follower's program, which acts only at events. An error ends it."""
 
     def __init__(self, program: FollowerProgram) -> None:
         self.running = True
@@ -62,7 +62,7 @@ class FollowerPlacement(ProgramPlacer):
         host.runtime.start()
 
     def apply_table(self, table: Table) -> None:
-        """Apply the newest table; from the first on, calls are placed by it."""
+        """Apply the newest table; the first one makes this the placer of the calls."""
         if not self._host.running:
             return
         elsewhere = table.inside()
@@ -70,8 +70,7 @@ class FollowerPlacement(ProgramPlacer):
             for name, model in table.speeds.items():
                 if self._speeds.get(name) != model:
                     self._speeds[name] = model
-                    fitted = SpeedFitted(name, model.k1, model.k2, model.k3, model.k4)
-                    self._host.inject(self.reactor.fitted, fitted)
+                    self._host.inject(self.reactor.fitted, SpeedFitted(name, model))
             if not self._begun:
                 self.changed()
             self._host.inject(self.reactor.plan, table.plan)
@@ -86,7 +85,7 @@ class FollowerPlacement(ProgramPlacer):
             self._pool.set_placer(self)
 
     def _updated(self, shown: EngineLoad, elsewhere: int) -> EngineLoad:
-        """Return an engine of the table with this process's calls as they are now."""
+        """Return an engine of the table, with the present number of this process's calls."""
         slot = self._pool.slots.get(shown.engine)
         inside = elsewhere + (slot.streams if slot is not None else 0)
         waiting = min(shown.waiting, inside)

@@ -1,9 +1,9 @@
-"""The coordinator's links to its followers: sends them requests, and knows what they have running.
+"""The coordinator's links to its followers: sends them requests, and records their running calls.
 
-Owns the links. Invariants: a follower is informed of everything in the order in which it happened here, beginning with the state
-of all engines when it links; a follower that does not reply to a request in time counts as dead, and its link is closed; a dead
+Owns the links. Invariants: a follower receives all changes in the order in which they happened here, beginning with the state of
+all engines when it links; a follower that does not reply to a request in time counts as dead, and its link is closed; a dead
 follower starts no more runs (`follower.py`), so nothing waits for it. If this process closes the links first, the followers are
-not dead: their calls continue, and requests that are pending then never complete.
+not dead: their calls continue, and pending requests never complete.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class _Link:
         self._pending: dict[int, tuple[asyncio.Future[None], str, Message]] = {}
 
     def counts(self, pool: EnginePool) -> CallCounts:
-        """Return its calls of a model."""
+        """Return the follower's calls of a model."""
         return self.calls.get(pool.model, CallCounts())
 
-    def ask(self, do: str, values: Message) -> asyncio.Future[None]:
+    def request(self, do: str, values: Message) -> asyncio.Future[None]:
         """Send a request to the follower; the future is done when the follower has answered or disconnected."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._send(done, do, values)
@@ -104,7 +104,7 @@ class _Link:
         self.outbox.put_nowait({"do": do, "id": number, **values})
 
     def follow(self, before: _Link) -> None:
-        """Take over from an earlier link of the same process: send again what the process has not answered yet."""
+        """Take over from an earlier link of the same process: repeat the requests that it has not answered."""
         for number, (done, do, values) in list(before._pending.items()):
             if do == "end":
                 del before._pending[number]
@@ -132,7 +132,7 @@ class Hub:
     ) -> None:
         """Create the hub. `apis`: the API of each model's engines."""
         self.fence = 0
-        """The coordinator's own, which followers receive."""
+        """The coordinator's fence, which followers receive."""
         self.coordinates = False
         """True while followers may link: already while the coordinator's parts are opened."""
         self._episodes: asyncio.Future[Episodes] = asyncio.get_running_loop().create_future()
@@ -143,10 +143,10 @@ class Hub:
         self._links: dict[str, _Link] = {}
         self._serving = Serving()
         self._tables: dict[str, Table] = {}
-        """The newest of each model."""
+        """The newest table of each model."""
         self._sharing: dict[str, asyncio.Future[None]] = {}
-        """Done once the process that served an episode exclusively knows that it does not any more."""
-        self._leaving = False
+        """By episode; done once the process that served it exclusively has been informed that it no longer does."""
+        self._closing = False
 
     def coordinate(self, fence: int) -> None:
         """Begin to accept links from followers."""
@@ -157,23 +157,23 @@ class Hub:
         self._monitor = monitor
 
     def opened(self, episodes: Episodes) -> None:
-        """Begin to answer followers' questions about episodes."""
+        """Begin to answer followers' requests for episodes."""
         self._episodes.set_result(episodes)
 
     # Requests of the control half (`Peers`)
 
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
-        return self._ask_all("slot", {"slot": self._slot(model, slot)})
+        return self._send_to_all("slot", {"slot": self._slot(model, slot)})
 
     def begin_weight_swap(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
         values = {"model": model, "name": slot.name, "version": version}
-        return self._ask_all("swap", values)
+        return self._send_to_all("swap", values)
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
-        return self._ask_all("give_back", {"model": model, "name": slot.name})
+        return self._send_to_all("give_back", {"model": model, "name": slot.name})
 
     def remove_engine(self, model: str, name: str) -> Awaitable[None]:
-        return self._ask_all("forget", {"model": model, "name": name})
+        return self._send_to_all("forget", {"model": model, "name": name})
 
     def open_episode(self, episode_id: str) -> None:
         self._serving.opened(episode_id)
@@ -183,12 +183,12 @@ class Hub:
         return await self._join(episode_id, _THIS)
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
-        """End an episode's calls everywhere. Asks only processes that may have some."""
+        """End an episode's calls in all processes that may have some."""
         self._serving.ended(episode_id)
         links = [link for link in self._links.values() if episode_id in link.episodes]
         for link in links:
             link.episodes.discard(episode_id)
-        return self._ask(links, "end", {"episode": episode_id, **error_to_json(reason)})
+        return self._send_to(links, "end", {"episode": episode_id, **error_to_json(reason)})
 
     def count_runs(self, model: str, name: str) -> tuple[int, int]:
         found = [link.runs.get(model, {}).get(name, (0, 0)) for link in self._links.values()]
@@ -231,7 +231,7 @@ class Hub:
         """Serve a follower's link."""
         hello = unpack(await wire.receive_text())
         link = _Link(hello["name"], hello["url"])
-        self._report(link, hello)
+        self._apply_report(link, hello)
         link.episodes.update(hello["episodes"])
         before, self._links[link.name] = self._links.get(link.name), link
         slots = [self._slot(name, slot) for name, pool in self._pools.items() for slot in pool.slots.values()]
@@ -242,9 +242,9 @@ class Hub:
             link.follow(before)
         log.info("the process %s is linked as a follower", link.name)
         tasks = [
-            asyncio.create_task(self._listen(link, wire), name=f"link-{link.name}-listens"),
-            asyncio.create_task(self._speak(link, wire), name=f"link-{link.name}-speaks"),
-            asyncio.create_task(link.closed.wait(), name=f"link-{link.name}-gone"),
+            asyncio.create_task(self._receive_forever(link, wire), name=f"link-{link.name}-receives"),
+            asyncio.create_task(self._send_forever(link, wire), name=f"link-{link.name}-sends"),
+            asyncio.create_task(link.closed.wait(), name=f"link-{link.name}-closed"),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -255,11 +255,11 @@ class Hub:
             self._drop(link)
 
     def close(self) -> None:
-        """Close the links, so that every follower looks for another coordinator. Final: a process leads at most once.
+        """Close the links, so that every follower looks for another coordinator. Final: a process coordinates once.
 
         Pending requests to all followers wait until they are cancelled.
         """
-        self.coordinates, self._leaving = False, True
+        self.coordinates, self._closing = False, True
         for link in list(self._links.values()):
             self._drop(link)
 
@@ -269,32 +269,32 @@ class Hub:
             del self._links[link.name]
             log.warning("the process %s has disconnected", link.name)
 
-    async def _speak(self, link: _Link, wire: Wire) -> None:
+    async def _send_forever(self, link: _Link, wire: Wire) -> None:
         while True:
             await wire.send_text(pack(await link.outbox.get()))
 
-    async def _listen(self, link: _Link, wire: Wire) -> None:
+    async def _receive_forever(self, link: _Link, wire: Wire) -> None:
         answers: set[asyncio.Task[None]] = set()
         try:
             while True:
                 message = unpack(await wire.receive_text())
                 if "done" in message:
-                    self._report(link, message)
+                    self._apply_report(link, message)
                     link.acknowledge(message["done"])
                 elif "ask" in message:
                     answer = asyncio.create_task(
-                        self._answer(link, message), name=f"link-{link.name}-answers"
+                        self._answer_request(link, message), name=f"link-{link.name}-answers"
                     )
                     answers.add(answer)
                     answer.add_done_callback(answers.discard)
                 else:
-                    self._report(link, message)
+                    self._apply_report(link, message)
         finally:
             for answer in answers:
                 answer.cancel()
 
-    def _report(self, link: _Link, message: Message) -> None:
-        """Take a report: running calls, engines in trouble, and episodes whose calls were served recently."""
+    def _apply_report(self, link: _Link, message: Message) -> None:
+        """Apply a report: running calls, failing engines, and episodes with recent calls."""
         link.runs.update(message.get("runs", {}))
         link.waiting.update(message.get("waiting", {}))
         for model, counts in message.get("calls", {}).items():
@@ -309,7 +309,7 @@ class Hub:
             if self._episodes.done():
                 self._episodes.result().touch(episode_id, ago_s)
 
-    async def _answer(self, link: _Link, message: Message) -> None:
+    async def _answer_request(self, link: _Link, message: Message) -> None:
         try:
             episodes = await asyncio.shield(self._episodes)
             if "key_hash" in message:
@@ -326,11 +326,11 @@ class Hub:
         )
 
     async def _join(self, episode_id: str, process: str) -> bool:
-        """Return true if a process serves an episode exclusively; otherwise every other one knows that it does not."""
+        """Return true if a process serves an episode exclusively; otherwise the others have been informed that they do not."""
         exclusive, before = self._serving.join(episode_id, process)
         link = self._links.get(before)
         if link is not None:
-            sharing = asyncio.ensure_future(self._ask([link], "share", {"episode": episode_id}))
+            sharing = asyncio.ensure_future(self._send_to([link], "share", {"episode": episode_id}))
             sharing.add_done_callback(lambda _: self._sharing.pop(episode_id))
             self._sharing[episode_id] = sharing
         if underway := self._sharing.get(episode_id):
@@ -340,32 +340,33 @@ class Hub:
     def _slot(self, model: str, slot: Slot) -> SlotMessage:
         return slot_to_json(model, slot, self._apis[model])
 
-    def _ask_all(self, do: str, values: Message) -> Awaitable[None]:
-        return self._ask(list(self._links.values()), do, values, lambda: self._leaving)
+    def _send_to_all(self, do: str, values: Message) -> Awaitable[None]:
+        return self._send_to(list(self._links.values()), do, values, lambda: self._closing)
 
-    def _ask(
+    def _send_to(
         self,
         links: list[_Link],
         do: str,
         values: Message,
-        unheard: Callable[[], bool] = lambda: False,
+        never: Callable[[], bool] = lambda: False,
     ) -> Awaitable[None]:
-        requests = [(link, link.ask(do, values)) for link in links]
-        return _PendingRequest(requests, do, self._peer_timeout_s, unheard)
+        requests = [(link, link.request(do, values)) for link in links]
+        return _PendingRequest(requests, do, self._peer_timeout_s, never)
 
 
 class _PendingRequest:
-    """A request to followers, until every link has done it or is closed; for ever if it was `unheard`."""
+    """A request to followers. Awaiting it returns once every follower has done it or its link is closed; if `never` returns true,
+    it never returns."""
 
     def __init__(
         self,
         requests: list[tuple[_Link, asyncio.Future[None]]],
         do: str,
         peer_timeout_s: float,
-        unheard: Callable[[], bool],
+        never: Callable[[], bool],
     ) -> None:
         self._requests = requests
-        self._unheard = unheard
+        self._unheard = never
         self._do = do
         self._peer_timeout_s = peer_timeout_s
 

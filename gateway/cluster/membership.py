@@ -1,7 +1,7 @@
 """This process's membership in its cluster: coordinator, follower, or neither yet.
 
-Owns the loop that changes between them. A process becomes the coordinator at most once: when it learns of a successor it ends
-(`lost`), and its supervisor starts it again.
+Owns the loop that changes the role. A process becomes the coordinator at most once: when it finds a successor it ends (`lost`),
+and its supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Lead = Callable[[int], AbstractAsyncContextManager[None]]
 
 
 class SingleProcess:
-    """A process without a cluster: it decides from its start to its end."""
+    """A process without a cluster, which is always the coordinator."""
 
     role: RoleName = "alone"
     url = ""
@@ -57,7 +57,7 @@ class Membership:
         self.fence = 0
         """The fence of this process, while it is the coordinator."""
         self.url = ""
-        """The coordinator's, while this process follows."""
+        """The coordinator's URL, while this process is a follower."""
         self._election = election
         self._follower = follower
         self._wait_s = wait_s
@@ -65,7 +65,7 @@ class Membership:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, lead: Lead, lost: Callable[[BaseException], None]) -> None:
-        """Start to follow or lead. `lost` is called with the error after which the process cannot go on."""
+        """Start. `lost` is called with the error after which the process cannot continue."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if task.cancelled() or (error := task.exception()) is None:
@@ -108,12 +108,12 @@ class Membership:
         return None if self.role == "coordinator" else self.url
 
     def check(self) -> None:
-        """Raise Unavailable while this process has no place."""
+        """Raise Unavailable while this process has no role."""
         if self.role == "starting" or (self.role == "follower" and not self._follower.linked.is_set()):
             raise Unavailable("this process has no coordinator now", retry_after=1.0, code="no_coordinator")
 
     async def check_coordinator(self) -> None:
-        """Check that this process is the coordinator for sure. Raise Fenced, or Unavailable if that is not known."""
+        """Raise Fenced if this process is no longer the coordinator, Unavailable if that is not known."""
         await self._election.check_coordinator(self.fence)
 
     async def _run(self, lead: Lead) -> None:

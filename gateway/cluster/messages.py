@@ -1,8 +1,8 @@
 """The messages between a follower and the coordinator: JSON objects over their link, in order in each direction.
 
-After `welcome` the coordinator sends requests (`do`, with an `id`; the follower answers `done`) and answers. After `hello` a
-follower sends questions (`ask`, with an `id`; the coordinator sends `answer`) and reports, which need no answer; nor do the
-tables (`table`), by which a follower places its calls.
+After `welcome` the coordinator sends requests (`do` with an `id`, which the follower acknowledges by `done`), answers (`answer`)
+and tables (`table`), by which a follower places its calls. After `hello` a follower sends requests for episodes (`ask` with an
+`id`) and reports. Tables and reports are not acknowledged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineLoad, PeerLoad, PeerQueued, PeerRunning, Plan
 
 Message = dict[str, Any]
-"""A message of any kind, as it is read."""
+"""A message of any kind."""
 
 
 class SlotMessage(TypedDict):
@@ -69,7 +69,7 @@ def unpack(text: str | bytes) -> Message:
 
 
 def slot_to_json(model: str, slot: Slot, api: str) -> SlotMessage:
-    """Return an engine as a follower needs to know it."""
+    """Return an engine's state for followers."""
     return {
         "model": model,
         "name": slot.name,
@@ -100,7 +100,7 @@ def counts_from_json(values: Message) -> CallCounts:
 
 
 def table_to_json(table: Table) -> Message:
-    """Return what a follower places its calls by, in rows."""
+    """Return a table as rows."""
     plan, peer_load = table.plan, table.peer_load
     return {
         "engines": [[e.engine, e.running, e.waiting, e.kv, e.tokens_per_s] for e in table.engines],
@@ -125,7 +125,7 @@ def table_from_json(values: Message) -> Table:
 
 
 def episode_to_json(live: OpenEpisode) -> EpisodeMessage:
-    """Return an open episode as a follower needs to know it."""
+    """Return an open episode for followers."""
     return {
         "id": live.id,
         "task_id": live.task_id,
@@ -154,7 +154,7 @@ def episode_from_json(values: EpisodeMessage, now: float) -> OpenEpisode:
 
 
 def error_to_json(error: GatewayError) -> Message:
-    """Return an error, to be raised on the other side."""
+    """Return an error, to be raised by the receiver."""
     return {
         "error": type(error).__name__,
         "message": error.message,
@@ -165,7 +165,7 @@ def error_to_json(error: GatewayError) -> Message:
 
 
 def error_from_json(values: Message) -> GatewayError:
-    """Return the error of a message; of an unknown kind, a plain one."""
+    """Return the error of a message; a plain GatewayError if its type is unknown."""
     kind = getattr(errors, values["error"], GatewayError)
     if isinstance(kind, type) and issubclass(kind, Busy):
         return kind(values["message"], retry_after=values["retry_after"] or 1.0, code=values["code"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 _SEVERAL: Final = ""
-"""In place of a process's name."""
+"""In place of a process's name: several processes serve the episode."""
 
 
 class Serving:
@@ -18,7 +18,7 @@ class Serving:
 
     def __init__(self) -> None:
         self._by: dict[str, str | None] = {}
-        """The only process so far, by episode; None: no process."""
+        """The only process that serves each episode; None: no process has yet."""
 
     def opened(self, episode_id: str) -> None:
         """Record that an episode was opened, and no process has served it."""
@@ -29,7 +29,7 @@ class Serving:
         self._by.pop(episode_id, None)
 
     def join(self, episode_id: str, process: str) -> tuple[bool, str]:
-        """Begin to serve an episode: (True if the process is the only one, the process that is not any more or "")."""
+        """Begin to serve an episode. Return whether the process is the only one, and the process that no longer is or ""."""
         before = self._by.get(episode_id, _SEVERAL)
         if before in (None, process):
             self._by[episode_id] = process

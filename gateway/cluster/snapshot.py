@@ -1,7 +1,6 @@
-"""A copy of the coordinator's state for processes without a link to it, written to the bus once a second.
+"""A copy of the coordinator's state, written to the bus once a second, for processes without a link to it.
 
-Owns nothing. Only people and health checks read it: a process that has lost its coordinator can show the last known state. No
-decision uses it.
+Only people and health checks read it: a process that has lost its coordinator can show the last known state. No decision uses it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from gateway.generation.slot import EngineDescription
 from headgate.errors import BusUnavailable
 
 TOPIC = "coordinator"
-"""Woken when a coordinator has come or gone."""
+"""Published when a coordinator has started or stopped."""
 EVERY_S = 1.0
 _KEY, _KEPT_S = "coordinator", 3600.0
 
 
 class ClusterSnapshot(TypedDict):
-    """A cluster, as its coordinator sees it."""
+    """The state of a cluster, from its coordinator."""
 
     fence: int
     url: str
@@ -36,7 +35,7 @@ class ClusterSnapshot(TypedDict):
 
 
 def described(fence: int, url: str, hub: Hub, pools: Iterable[EnginePool]) -> ClusterSnapshot:
-    """Return the coordinator's view."""
+    """Return the present state."""
     engines: list[EngineDescription] = []
     for pool in pools:
         for engine in pool.describe():
@@ -46,7 +45,7 @@ def described(fence: int, url: str, hub: Hub, pools: Iterable[EnginePool]) -> Cl
 
 
 async def keep(bus: Bus, values: ClusterSnapshot) -> None:
-    """Put it where every process finds it, if that is there."""
+    """Write a snapshot to the bus, if that is available."""
     try:
         await bus.put(_KEY, orjson.dumps(values), _KEPT_S)
     except BusUnavailable:
@@ -54,7 +53,7 @@ async def keep(bus: Bus, values: ClusterSnapshot) -> None:
 
 
 async def last(bus: Bus) -> ClusterSnapshot | None:
-    """Return the last known one, with its age in seconds; None if none is known."""
+    """Return the last snapshot, with its age in seconds; None if there is none."""
     try:
         kept = await bus.get(_KEY)
     except BusUnavailable:

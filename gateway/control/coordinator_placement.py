@@ -70,7 +70,7 @@ class ControlPlacement(ProgramPlacer):
             self._host.inject(self.reactor.peer_load, peer_load)
         self._host.inject(self.reactor.snapshot, Snapshot(snapshot), now=True)
         for name, model in self.fits.changed():
-            self._host.inject(self.reactor.fitted, SpeedFitted(name, model.k1, model.k2, model.k3, model.k4))
+            self._host.inject(self.reactor.fitted, SpeedFitted(name, model))
         self.fits.forget(self._pool.slots)
         self._peers.send_table(self._model, Table(snapshot, self.reactor.decided(), self.fits.models()))
 

@@ -200,7 +200,7 @@ class ControlHost:
         return ended
 
     def report_lost(self, model: str, engine: str, reason: str) -> None:
-        """Report an engine that died or is of no use; its requests continue elsewhere immediately, whatever is decided."""
+        """Report an engine that died or is unusable; its requests immediately continue in other engines."""
         slot = self.models[model].pool.slots.get(engine)
         if slot is not None and slot.state not in ("quarantined", "starting"):
             log.error("%s is lost: %s", engine, reason)
@@ -246,7 +246,7 @@ class ControlHost:
             checks[slot.name] = check
 
     def disputed(self, model: str, slot: Slot, reason: str) -> None:
-        """Stop using an engine that a process reports to be of no use."""
+        """Stop using an engine that a process reports as unusable."""
         if slot.state == "open":  # otherwise it was reported already
             self.report_lost(model, slot.name, reason)
 
@@ -281,7 +281,7 @@ class ControlHost:
         if do.step in ("quarantine", "stop"):
             model.steps.quarantine(do)
         if do.step == "quarantine":
-            log.error("%s is out of use: %s", do.engine, do.reason)
+            log.error("%s is quarantined: %s", do.engine, do.reason)
             self._cancel(model, do.engine)
             self._forget(name, do.engine)
             return

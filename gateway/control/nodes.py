@@ -22,7 +22,7 @@ from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
 from gateway.training_feed.ledger import LedgerListener, StoredLedger
 from headgate.errors import Conflict, NotFound
-from scheduler.program.nodes import Claimed, Filling, NodeAdded, NodeRemoved, Released, Role, RoleIs
+from scheduler.program.nodes import Claimed, Filling, NodeAdded, NodeRemoved, Released, Role, RoleChange
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -35,18 +35,23 @@ class ManagedNode:
     given: NodeSettings
     role: Role = "idle"
     reason: str = ""
-    near: bool = False
+    claimable: bool = False
     """Its trainer may claim it before its batch is whole."""
     holder: str = ""
     """The model whose trainer has claimed it."""
     since: float = field(default_factory=lambda: time.monotonic())
     seconds: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(ROLES, 0.0))
 
-    def is_now(self, decided: RoleIs) -> None:
+    def is_now(self, decided: RoleChange) -> None:
         """Apply a decision of the control program."""
         now = time.monotonic()
         self.seconds[self.role] += now - self.since
-        self.role, self.reason, self.near, self.since = decided.role, decided.reason, decided.near, now
+        self.role, self.reason, self.claimable, self.since = (
+            decided.role,
+            decided.reason,
+            decided.claimable,
+            now,
+        )
         if decided.role in ("idle", "rollout"):
             self.holder = ""
 
@@ -73,7 +78,7 @@ class NodeDescription(TypedDict):
     capacity: Mapping[str, float]
     role: str
     reason: str
-    near: bool
+    claimable: bool
     claimed_by: str | None
     engines: list[str]
     seconds: Mapping[str, float]
@@ -236,7 +241,7 @@ class Nodes(LedgerListener):
     def _send(self, action: Any, value: Any) -> None:
         self._host.inject(action, value, now=True)
 
-    def _on_roles(self, decided: tuple[RoleIs, ...]) -> None:
+    def _on_roles(self, decided: tuple[RoleChange, ...]) -> None:
         for role in decided:
             if (node := self.nodes.get(role.node)) is not None:
                 node.is_now(role)
@@ -265,7 +270,7 @@ class Nodes(LedgerListener):
             "capacity": given.capacity,
             "role": node.role,
             "reason": node.reason,
-            "near": node.near,
+            "claimable": node.claimable,
             "claimed_by": node.holder or None,
             "engines": [slot.name for _, slot in self.engines(node.name)],
             "seconds": {role: round(s, 3) for role, s in node.spent().items()},

@@ -1,4 +1,4 @@
-"""What the console reads: of the coordinator as it is now, or of a recorded run, which has neither engines nor open episodes."""
+"""The data of the console: those of the coordinator, or of a recorded run, which has neither engines nor open episodes."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def parse(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> tuple[Cha
 def _generation_request(request: ChatRequest, values: dict[str, Any]) -> GenerationRequest:
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     tools = request.tools or []
-    effort, thinking = request.wishes(request.reasoning_effort)
+    effort, thinking = request.effort_and_thinking(request.reasoning_effort)
     choice, form = tool_choice(request.tool_choice, tools), request.content_form
     check_choice(form, choice)
     return GenerationRequest(

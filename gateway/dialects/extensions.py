@@ -65,7 +65,7 @@ class ThinkingFields(Body):
     thinking: Switch | None = None
     reasoning: ReasoningOptions | None = None
 
-    def wishes(self, effort: Effort | None) -> tuple[Effort | None, bool | None]:
+    def effort_and_thinking(self, effort: Effort | None) -> tuple[Effort | None, bool | None]:
         """Return the effort, and whether to think. `effort`: OpenAI's own field. Raise BadRequest if two fields disagree."""
         variables = _variables(self.chat_template_kwargs or {})
         efforts = {
@@ -101,8 +101,8 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _agreed(wishes: dict[str, Any]) -> Any:
-    given = {name: value for name, value in wishes.items() if value is not None}
+def _agreed(requested: dict[str, Any]) -> Any:
+    given = {name: value for name, value in requested.items() if value is not None}
     first = next(iter(given), "")
     for name, value in given.items():
         if value != given[first]:

@@ -8,8 +8,6 @@ import os
 from http import HTTPStatus
 from typing import Any
 
-import aiohttp
-
 from gateway.config import EngineSettings, ModelSettings
 from gateway.config.settings import ConfigError, Settings
 from gateway.doctor import Finding
@@ -19,6 +17,7 @@ from gateway.engines.process import api_of, check_launch, connect
 from gateway.engines.tied_embeddings import stale_heads
 from gateway.render.renderer import ChatRenderer, check_model, load_renderer
 from headgate.errors import BadRequest, EngineError
+from headgate.http import Session
 from headgate.types import Sampling
 from scheduler.policies.probe import SEVERAL
 
@@ -191,10 +190,7 @@ async def _release_of(url: str) -> str:
 
 async def _get(url: str, path: str) -> dict[str, Any]:
     """Return the object at a path of an engine; empty if it has no such route."""
-    async with (
-        aiohttp.ClientSession() as http,
-        http.get(f"{url.rstrip('/')}{path}", allow_redirects=False) as answer,
-    ):
+    async with Session() as http, http.request("GET", f"{url.rstrip('/')}{path}") as answer:
         if answer.status != HTTPStatus.OK:
             return {}
         found: dict[str, Any] = await answer.json()

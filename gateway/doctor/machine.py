@@ -12,8 +12,6 @@ from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryFile
 
-import aiohttp
-
 from gateway.bus.opening import open_bus
 from gateway.config import StoreSettings
 from gateway.config.settings import ConfigError, Settings
@@ -25,6 +23,7 @@ from gateway.store.holder import REMEDY, holder_of, in_use
 from gateway.store.schema import check_form
 from gateway.telemetry.opening import collector_answers
 from headgate.errors import Unavailable
+from headgate.http import ERRORS, Session
 from headgate.processes.ports import url_of
 
 _FREE_GIB = 5.0
@@ -93,14 +92,13 @@ async def _examine_port(setting: str, host: str, port: int) -> Finding:
 
 async def gateway_answers(host: str, port: int) -> bool:
     """Return whether a gateway answers at an address."""
-    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout) as http,
-            http.get(f"{url_of(host, port)}/healthz", allow_redirects=False) as answer,
+            Session(total_s=_ANSWER_S) as http,
+            http.request("GET", f"{url_of(host, port)}/healthz") as answer,
         ):
             return answer.status == HTTPStatus.OK and "status" in await answer.json()
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+    except (*ERRORS, ValueError):
         return False
 
 

@@ -2,7 +2,7 @@
 
 Owns one engine's connections. A status that blames the request becomes EngineRefused; 503 and broken connections become
 EngineUnreachable; any other failure, and a redirection, EngineError. Streams of events have connections of their own
-(`streams.py`); all other requests go through aiohttp.
+(`streams.py`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
-import aiohttp
 import orjson
 
-from gateway.engines.streams import CONNECT_S, KEEP_ALIVE_S, StreamConnections
+from gateway.engines.streams import CONNECT_S, StreamConnections
 from headgate.errors import (
     EngineError,
     EngineRefused,
     EngineUnreachable,
     NotComparable,
 )
+from headgate.http import ERRORS, Session
 from headgate.types import FinishReason
 from scheduler.policies.proof import Holding
 
@@ -91,26 +91,19 @@ class EngineHTTP:
         self._name = name
         self._base_url = base_url.rstrip("/")
         self._streams = StreamConnections(self._base_url, silence_s)
-        self._opened: aiohttp.ClientSession | None = None
+        self._control = Session(_JSON, connect_s=CONNECT_S, total_s=_CONTROL_S)
 
     async def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> bytes:
         """Post a JSON object; return the body."""
-        content = None if body is None else _dump(body)
-        with self._translated(path):
-            async with self._control.post(
-                self._base_url + path, params=params, data=content, headers=_JSON, allow_redirects=False
-            ) as response:
-                answer = await response.read()
-                if response.status >= 300:
-                    raise self._refusal(path, response.status, answer)
-                return answer
+        return await self._request("POST", path, params=params, data=None if body is None else _dump(body))
 
     async def get(self, path: str) -> bytes:
         """Return the body of a GET."""
+        return await self._request("GET", path)
+
+    async def _request(self, method: str, path: str, **options: Any) -> bytes:
         with self._translated(path):
-            async with self._control.get(
-                self._base_url + path, headers=_JSON, allow_redirects=False
-            ) as response:
+            async with self._control.request(method, self._base_url + path, **options) as response:
                 answer = await response.read()
                 if response.status >= 300:
                     raise self._refusal(path, response.status, answer)
@@ -146,32 +139,12 @@ class EngineHTTP:
 
     async def returns_ok(self, path: str, timeout_s: float) -> bool:
         """Return true if a GET is answered with 200."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        try:
-            async with self._control.get(
-                self._base_url + path, timeout=timeout, allow_redirects=False
-            ) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return False
+        return await self._control.status_of(self._base_url + path, timeout_s) == 200
 
     async def close(self) -> None:
         """Close the connections."""
         self._streams.close()
-        if self._opened is not None:
-            await self._opened.close()
-
-    @property
-    def _control(self) -> aiohttp.ClientSession:
-        """Opened at its first use, as it belongs to the event loop that runs then."""
-        if self._opened is None:
-            self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=CONNECT_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-            )
-        return self._opened
+        await self._control.close()
 
     def _translated(self, path: str) -> _Translated:
         return _Translated(f"engine {self._name}, {path}")
@@ -221,5 +194,5 @@ class _Translated:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, TimeoutError):
             raise EngineUnreachable(f"{self._where}: no answer in time ({error})") from error
-        if isinstance(error, (aiohttp.ClientError, OSError)):
+        if isinstance(error, ERRORS):
             raise EngineUnreachable(f"{self._where}: {error or type(error).__name__}") from error

@@ -15,8 +15,8 @@ import aiohttp
 import httptools
 from yarl import URL
 
-KEEP_ALIVE_S = 4.0
-"""vLLM and SGLang close idle connections after 5 s by default: leave before they do."""
+from headgate.http import KEEP_ALIVE_S
+
 CONNECT_S = 30.0
 """Long enough for busy machines: a dead engine refuses immediately, and health checks notice a silent host."""
 READ_BYTES = 2**20

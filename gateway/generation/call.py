@@ -60,8 +60,8 @@ class Call:
         images: tuple[ImageSpan, ...] = (),
         logged: LoggedCall | None = None,
     ) -> None:
-        """`min_version`: the oldest version that may sample the call. `images`: those of the prompt. `logged`: the call as
-        another process began it."""
+        """`min_version`: the oldest version that may sample the call. `images`: those of the prompt. `logged`: the call of
+        another process that this one continues."""
         self.call_id: Final = call_id
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt
@@ -80,7 +80,7 @@ class Call:
         )  # no two requests to engines share an id
         self._delivered = False
         self.entered_at: float | None = None
-        """The time at which the first engine had the call, in seconds since the epoch."""
+        """The time of its first run in an engine, in seconds since the epoch."""
 
     @property
     def hints(self) -> RoutingHints:
@@ -98,7 +98,7 @@ class Call:
 
     @property
     def finish(self) -> FinishReason | None:
-        """The reason why sampling is complete; None while it is not."""
+        """The finish reason; None while sampling is not complete."""
         return self._finish
 
     @property
@@ -164,7 +164,7 @@ class Call:
     # Sampling
 
     def entered(self, engine: str, version: int, request_id: str) -> None:
-        """Begin a run in an engine that runs `version`. Routing hints that were about this step are spent."""
+        """Begin a run in an engine that runs `version`. The hints for this placement are used up."""
         self._engine = self._turn.engine = engine
         if self.entered_at is None:
             self.entered_at = time.time()
@@ -195,7 +195,7 @@ class Call:
             self._finish = chunk.finish
 
     def check_length(self) -> None:
-        """Finish a call that has all of its `max_tokens`, though its engine gave it back."""
+        """Finish a call that has all of its `max_tokens` although its engine gave it back."""
         if self._finish is None and len(self._turn.ids) >= self.sampling.max_tokens:
             self._finish = "length"
 
@@ -205,17 +205,17 @@ class Call:
         self._finish = "stop"
 
     def mark_delivered(self) -> None:
-        """Part of the reply was sent to a client, so the call can no longer start over."""
+        """Record that part of the reply was sent to a client, so that the call can no longer start over."""
         self._delivered = True
 
     def start_over(self) -> None:
-        """Forget the sampled tokens: the call starts over from its prompt."""
+        """Discard the sampled tokens: the call starts over from its prompt."""
         self._turn.restart()
         self._top.clear()
         self._restarts += 1
 
     def resumed(self, logged: LoggedCall) -> Call:
-        """Return this call as another process began it: with the log's id, prompt, sampling and tokens."""
+        """Return this call with the id, prompt, sampling and tokens that another process has logged."""
         assert logged.details is not None
         return Call(
             logged.turn.call_id,

@@ -4,7 +4,7 @@ The head is written once: the request, its sampling and its prompt. The body has
 log-probability, little-endian. The state has everything else about these tokens, above all the versions that may have sampled
 them.
 
-A call whose sampler has a state cannot be continued: its log only shows retries where it runs.
+A call whose sampler has a state cannot be continued: its log only names the process that runs it, for retries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DETAILS = [
     for field in fields(TurnDetails)
     if field.name not in ("arrived", "queued_s", "seconds", "tool_faults")
 ]
-"""The fields of a call's details that are logged: all but those that have a meaning only within one process, or at the end."""
+"""The logged fields of a call's details: all except for those that are meaningful only within one process, or set at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class LoggedCall:
     """None: the call cannot be continued."""
     turn: Turn
     refused: bool = False
-    """True for the log of a refused request that is expected back, which has no call."""
+    """True for the log of a refused request whose retry is expected. It has no call."""
     age_s: float = 0.0
     """Seconds since a refused request arrived."""
     images: tuple[ImageSpan, ...] = ()

@@ -39,11 +39,11 @@ MAX_FAILURES = 5
 """Failures of engines after which a call fails: the call itself may be what makes engines fail."""
 
 _ACCOUNT_S = 5.0
-"""The time that a stopped call waits for its engine's labels of versions."""
+"""Seconds that a stopped call waits for its engine's labels of versions."""
 
 
 def _no_listener() -> None:
-    """Do nothing: the listener of a call without one."""
+    """Do nothing."""
 
 
 class CallRunner:
@@ -68,15 +68,15 @@ class CallRunner:
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending = False
-        """True once no more tokens are wanted: failures are ignored."""
+        """True once no more tokens are needed, so that failures are ignored."""
         self._stopped_by: GatewayError | None = None
 
     def resume(self, logged: LoggedCall) -> None:
-        """Before `start`: replaces the call with one that another process began."""
+        """Continue the call of another process. Call this before `start`."""
         self.call = self.call.resumed(logged)
 
     def start(self, listener: Callable[[], None]) -> None:
-        """Start to generate; after a `stop`, continues from the last token. `listener` is called at every growth and restart."""
+        """Start to generate; after a `stop`, continue from the last token. `listener` is called for new tokens and restarts."""
         self._ending, self._stopped_by, self._listener = False, None, listener
         self._over.clear()
         self._task = task = asyncio.create_task(self._generate(), name=f"call-{self.call.call_id}")
@@ -97,7 +97,7 @@ class CallRunner:
         self._over.set()
 
     async def wait(self) -> None:
-        """Wait until the call is complete, or `finish_early`. Raises the error that ended the call."""
+        """Wait until the call is complete, or `finish_early`. Raise the error that ended the call."""
         assert self._task is not None
         await self._over.wait()
         if self._task.done():
@@ -113,7 +113,7 @@ class CallRunner:
             return
         self._stopped_by = reason
         if self.call.turn.weights_have_changed or self._weights_may_change():
-            await self._ask_for_account(task)
+            await self._await_labels(task)
         task.cancel()  # not `self._task`: the call may have been restarted since
         await asyncio.wait({task})
 
@@ -179,7 +179,7 @@ class CallRunner:
             log.error("call %s: %s reports %s, which contradicts what arrived", *self._names(), chunk.labels)
 
     def _engine_failed(self, slot: Slot, version: int, error: EngineError, failures: int) -> None:
-        """Prepare another attempt after an engine failed. Raises if the call cannot continue."""
+        """Prepare another attempt after an engine failed. Raise if the call cannot continue."""
         call = self.call
         log.warning("call %s: %s failed after %d tokens: %s", *self._names(), len(call.turn.ids), error)
         if isinstance(error, EngineUnreachable):
@@ -210,11 +210,11 @@ class CallRunner:
         self._listener()
 
     def _weights_may_change(self) -> bool:
-        """Return true if the call's engine is about to get new weights, or may have got them without this process knowing."""
+        """Return true if the call's engine is about to get new weights, or may have got them unnoticed."""
         run = self._pool.run_of(self.call)
         return run is not None and run.slot.state == "held" and run.slot.settled
 
-    async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
+    async def _await_labels(self, task: asyncio.Task[None]) -> None:
         """Abort the run and wait for the engine's labels, which alone show the tokens that were sampled before the weights
         changed."""
         run = self._pool.run_of(self.call)

@@ -46,19 +46,19 @@ from headgate.types import ABANDONED, Int32Array
 log = logging.getLogger(__name__)
 
 Segment = Callable[[Int32Array], Segmenter]
-"""Makes a new segmenter for what follows a prompt."""
+"""Makes a segmenter for the tokens after a prompt."""
 
 
 class TokenAccount(Protocol):
-    """What a reply's tokens are charged to."""
+    """The account to which a reply's tokens are charged."""
 
     def draw(self, tokens: int) -> None:
-        """Charge tokens. Called once, with those of the prompt and the sampled ones."""
+        """Charge tokens. Called once, with the number of prompt tokens and sampled tokens together."""
         ...
 
 
 class LengthListener(Protocol):
-    """What learns from the lengths of replies."""
+    """Learns from the lengths of replies."""
 
     def completed(self, tokens: int) -> None:
         """Learn a reply's number of sampled tokens. Called once, if the reply is complete and recorded."""
@@ -66,7 +66,7 @@ class LengthListener(Protocol):
 
 
 class _NoReaders(GatewayError):
-    """The error with which a call ends that no client reads any more."""
+    """No client reads the reply any more."""
 
 
 class Completion:
@@ -110,10 +110,10 @@ class Completion:
         self._call_log: CallLog | None = None
         self._epoch = 1
         self._staged: Delivery | None = None
-        """The delivery that is being logged, and goes to readers afterwards."""
+        """The delivery that is being logged, and is sent to readers afterwards."""
 
     def resume(self, logged: LoggedCall) -> None:
-        """Before `start`: replaces the call with one that another process began; it continues from the last logged token."""
+        """Continue the call of another process from its last logged token. Call this before `start`."""
         assert logged.details is not None
         details = logged.details
         other = logged.images != self._prompt.images
@@ -132,7 +132,7 @@ class Completion:
         return self._runner.call
 
     def attach_log(self, handover: Handover, place: tuple[str, str]) -> None:
-        """Before `start`: have the sampled tokens logged, so that another process can continue the call."""
+        """Log the sampled tokens, so that another process can continue the call. Call this before `start`."""
         self._call_log = handover.follow(
             place,
             self,
@@ -144,12 +144,12 @@ class Completion:
         )
 
     def start(self) -> asyncio.Task[None]:
-        """Start the task. It lives until a client has the whole reply, or no client can come for it any more."""
+        """Start the task. It runs until a client has the whole reply, or no client can return for it any more."""
         self._task = asyncio.create_task(self._live(), name=f"reply-{self.reply.call_id}")
         return self._task
 
     async def stop(self, reason: GatewayError) -> None:
-        """End the reply now; when this returns, what was sampled is recorded. Readers get `reason` raised."""
+        """End the reply; when this returns, the sampled tokens are recorded. Readers get `reason` raised."""
         self._stopped_by = self._stopped_by or reason
         self.reply.move()
         await self._runner.stop(reason)
@@ -193,7 +193,7 @@ class Completion:
         self._runner.trace.end(facts, self.reply.failure)
 
     async def _wait_for_a_reader(self) -> None:
-        """Wait until there is a reader. Raises _NoReaders after the grace period, or the reason of `stop`."""
+        """Wait until there is a reader. Raise _NoReaders after the grace period, or the reason of `stop`."""
         if self.reply.readers and self._stopped_by is None:
             return
         try:
@@ -211,7 +211,7 @@ class Completion:
         if self._whole:
             return
         if self.call.turn.ids and not self._segmenter.consumed:
-            self._on_tokens()  # those that another process has sampled
+            self._on_tokens()  # the tokens that another process has sampled
         if self.call.finish is None and not self._segmenter.stopped:
             self._runner.start(self._on_tokens)
             try:
@@ -225,9 +225,7 @@ class Completion:
 
     def _on_tokens(self) -> None:
         """Turn new tokens into pieces and, in a stream, into a delivery. The tokens that complete a stop string wait for the
-        last delivery.
-
-        Called for every chunk of tokens, by the call's own task.
+        last delivery. Called for every chunk of tokens, by the task of the call.
         """
         if self._segmenter.stopped:
             return
@@ -256,7 +254,7 @@ class Completion:
             self._pieces = []
 
     def flush(self) -> None:
-        """Deliver what was staged, unless the reply is over or another process has it."""
+        """Deliver what was staged, unless the reply has ended or another process has taken it over."""
         if self._staged is not None and not self.reply.over and not self._superseded:
             self.reply.deliver(self._staged)
         self._staged = None
@@ -272,13 +270,13 @@ class Completion:
         return self._call_log is not None and self._call_log.taken
 
     def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
-        """Return the tokens since the last delivery; from now on they count as delivered."""
+        """Return the tokens since the last delivery, and count them as delivered."""
         turn, start, end = self.call.turn, self._delivered, self._segmenter.consumed
         self._delivered = end
         return turn.ids[start:end], turn.logprobs[start:end], self.call.top[start:end] or None
 
     async def _commit(self) -> None:
-        """Record the turn, and then delivers the rest."""
+        """Record the turn, then deliver the rest."""
         last = self.reply.compose([*self._pieces, *self._segmenter.finish()], *self._tokens())
         self._pieces = []
         finish = self.call.finish or "stop"
@@ -303,7 +301,7 @@ class Completion:
         self.reply.end(self.details.finish_reason)
 
     def _tool_faults(self, message: Message) -> list[str]:
-        """Look for tool calls that no agent gets or can run, and warn of them."""
+        """Return the faults of tool calls that no agent can parse or run, and warn of them."""
         content, calls = message["content"] or "", message.get("tool_calls", [])
         cut = self.details.finish_reason == "length"
         faults = tool_faults(content, calls, self._segmenter.tool_names, cut=cut)
@@ -321,9 +319,11 @@ class Completion:
         try:
             await self._record(None)
         except GatewayError as error:
-            log.warning("what was sampled for call %s is not recorded: %s", self.reply.call_id, error.message)
+            log.warning(
+                "the sampled tokens of call %s are not recorded: %s", self.reply.call_id, error.message
+            )
         except Exception:
-            log.exception("what was sampled for call %s could not be recorded", self.reply.call_id)
+            log.exception("the sampled tokens of call %s could not be recorded", self.reply.call_id)
 
     async def _record(self, message: Message | None) -> None:
         """Record the sampled turn. An abandoned call that sampled nothing shows only in the metrics."""
@@ -340,7 +340,7 @@ class Completion:
             self._metrics.first_token.observe(details.first_token_s)
 
     async def _linger(self) -> None:
-        """Wait until a client has the whole reply, or none came back for it within the grace period."""
+        """Wait until a client has the whole reply, or none has returned for it within the grace period."""
         reply = self.reply
         while self._stopped_by is None and not reply.delivered:
             try:

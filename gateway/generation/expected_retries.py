@@ -12,7 +12,7 @@ from gateway.generation.call_log import LoggedCall
 from gateway.generation.handover import Handover
 
 _EXPECTED_S = 60.0
-"""The time within which a refused request may come back."""
+"""Seconds within which a refused request may be retried."""
 RequestPlace = tuple[str, str]
 
 
@@ -23,9 +23,9 @@ class RefusedRequests:
         """Without `handover` this process receives every retry."""
         self._handover = handover
         self._arrived: dict[RequestPlace, dict[str, float]] = {}
-        """When they arrived, by the monotonic clock."""
+        """The arrival of each request by place and name, by the monotonic clock."""
         self._until: dict[str, float] = {}
-        """When they are given up, by name."""
+        """The time until which each retry is expected, by name."""
 
     def expect(self, place: RequestPlace, stored: str, name: str, arrived: float) -> None:
         """Record a refused request, whose key is `stored`."""
@@ -39,7 +39,7 @@ class RefusedRequests:
             self._handover.expect(place, stored, name, arrived)
 
     def at(self, place: RequestPlace) -> dict[str, float]:
-        """When the refused requests at a place arrived, by name."""
+        """Return the arrival of the refused requests at a place, by name."""
         now = time.monotonic()
         return {n: at for n, at in self._arrived.get(place, {}).items() if self._until.get(n, now) > now}
 
@@ -52,7 +52,7 @@ class RefusedRequests:
         return {n: at for n, at in expected.items() if n in logged or n in unannounced}
 
     def answered(self, place: RequestPlace, name: str) -> None:
-        """Forget a refused request, whose retry has a reply now."""
+        """Forget a refused request that has been retried."""
         if self._arrived.get(place, {}).pop(name, None) is not None and self._handover is not None:
             self._handover.end_refused(name)
 

@@ -1,11 +1,11 @@
 """Logs this process's running calls in the bus, and takes over calls of processes that have died.
 
-Owns this process's heartbeat, the logs of its running calls, and the taking over of others. New tokens of all calls are written
-together, shortly after they came. Invariants:
-- a stream shows only logged tokens, so a process that takes the call over continues after everything that a client has;
-- only its owner writes a log; a process that finds its call taken over neither shows nor records any more of it;
-- no call is taken within `[bus] heartbeat_ttl_s` of its process's last sign of life; after that time the process checks
-  the bus before it records;
+Owns this process's heartbeat and the logs of its running calls. New tokens of all calls are written together, shortly after they
+arrived. Invariants:
+- a stream delivers only logged tokens, so a process that takes the call over continues after everything that a client has;
+- only its owner writes a log; a process whose call was taken over neither delivers nor records any more of it;
+- no call is taken over within `[bus] heartbeat_ttl_s` of its process's last heartbeat; after that time the process checks the
+  bus before it records;
 - if the bus is unavailable or has lost its data, calls continue as if there were no bus, and are logged again when it is back.
 """
 
@@ -28,8 +28,8 @@ from headgate.types import ImageSpan, Int32Array
 
 log = logging.getLogger(__name__)
 _LOG_EVERY_S = 0.025
-"""How often the new tokens of all running calls are logged. A stream shows nothing that is not logged, so it is delayed by up to
-this time."""
+"""Seconds between two writes of the new tokens of all running calls. A stream delivers only logged tokens, so it is delayed by up
+to this time."""
 
 _BEAT_S = 1.0
 _ANY_PROCESS = Process("any-process")
@@ -68,7 +68,7 @@ class CallLog:
         epoch: int,
         images: Sequence[ImageSpan] = (),
     ) -> None:
-        """`epoch` above 1: the call was taken over, and its log is there."""
+        """`epoch` above 1: the call was taken over, and its log exists."""
         self.call = call
         self.call_id = turn.call_id
         self.taken = False
@@ -98,7 +98,7 @@ class CallLog:
         return self.movable and self._begun and not self.over
 
     def mark_dirty(self) -> bool:
-        """Have new tokens logged. False: they will not be logged, so deliver them now."""
+        """Schedule new tokens for the log. False: they will not be logged, so deliver them now."""
         if not self.movable or self.over:
             return False
         return self._handover.mark_dirty(self)
@@ -111,7 +111,7 @@ class CallLog:
             raise superseded()
 
     def end(self, delivered: bool = False) -> None:
-        """End the log: a client has the whole reply (`delivered`), or none will get it."""
+        """End the log: a client has the whole reply (`delivered`), or no client will get it."""
         if not (self.over or self.taken or (self.left and not delivered)):
             self.over = True
             self._handover.mark_dirty(self)
@@ -187,7 +187,8 @@ class Handover:
             await self._bus.leave(self.process)
         except BusUnavailable:
             log.info(
-                "the bus is away: others will wait for this process for %g s", self._settings.heartbeat_ttl_s
+                "the bus is unavailable: other processes wait %g s for this one",
+                self._settings.heartbeat_ttl_s,
             )
 
     def follow(
@@ -215,14 +216,14 @@ class Handover:
                 call_log.leave()
 
     async def alive(self, process_id: str) -> bool:
-        """Return true if a process shows signs of life. Every process counts as alive while the bus is away."""
+        """Return true if a process has sent a heartbeat recently, or the bus is unavailable."""
         try:
             return await self._bus.address_of(process_id) is not None
         except BusUnavailable:
             return True
 
     async def find(self, place: tuple[str, str]) -> list[LoggedCall] | None:
-        """Return the running calls and refused requests at a place, of every process; None while the bus is away."""
+        """Return the running calls and refused requests of every process at a place; None while the bus is unavailable."""
         try:
             logs = await self._bus.find(_place(place))
         except BusUnavailable:
@@ -230,9 +231,10 @@ class Handover:
         return [call for log in logs if (call := _read(log)) is not None]
 
     def can_take_over(self, call: LoggedCall) -> bool:
-        """Return true if the call's process is dead and another process can continue the call. Output that a stream showed
-        while the bus
-        was away is not in its log, so a call that may have shown such output starts over."""
+        """Return true if the call's process is dead and another process can continue the call.
+
+        Output that a stream delivered while the bus was unavailable is not logged, so a call with such output starts over.
+        """
         if call.log.url is not None or call.details is None:
             return False
         return not call.details.stream or call.log.age_s < self._bus.unbroken_s
@@ -272,7 +274,7 @@ class Handover:
                 try:
                     await self._bus.write(_ANY_PROCESS, [entry])
                 except BusUnavailable:
-                    log.info("the bus is away: other processes do not know of a request that was refused")
+                    log.info("the bus is unavailable: other processes do not know of a refused request")
 
         return self._keep(asyncio.create_task(write(), name="bus-refused")) if self._open else None
 
@@ -292,7 +294,7 @@ class Handover:
             await self.flush()
 
     async def flush(self) -> bool:
-        """Write the new tokens of all marked calls. False: the bus is away, and pending output is shown unlogged."""
+        """Write the new tokens of all marked calls. False: the bus is unavailable, and pending output is delivered unlogged."""
         async with self._writing:
             logs, self._dirty = list(self._dirty), {}
             if not logs:
@@ -308,7 +310,7 @@ class Handover:
                         raise
                     await self._write(
                         logs
-                    )  # others may have taken these calls while this process stood still
+                    )  # other processes may have taken these calls over while this one was suspended
             except Exception as error:
                 if not isinstance(error, BusUnavailable):
                     log.exception("%d running calls could not be logged", len(logs))

@@ -1,6 +1,6 @@
 """Decides how many tokens an engine gathers in one chunk of a stream. Pure: the caller has the clock.
 
-People want to see one token per chunk. But a chunk costs the gateway the same with one token or four, and more chunks than it can
+Clients prefer one token per chunk. But a chunk costs the gateway the same with one token or four, and more chunks than it can
 process delay every stream, new ones most. So the total of chunks per second is bounded; beyond the bound, new streams get chunks
 of several tokens.
 """
@@ -12,7 +12,7 @@ import math
 MOST_TOKENS = 16
 _WINDOW_S = 1.0
 _CHUNKS_PER_S = 14_000.0
-"""The chunks a second that one core can process (lab/notes/performance.md)."""
+"""The chunks per second that one core can process (lab/notes/performance.md)."""
 
 
 class Pace:

@@ -27,7 +27,7 @@ class Peers(Protocol):
         ...
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
-        """Make followers give back their requests in the engine that can move."""
+        """Make followers abort their movable requests in the engine."""
         ...
 
     def remove_engine(self, model: str, name: str) -> Awaitable[None]:
@@ -35,11 +35,11 @@ class Peers(Protocol):
         ...
 
     def open_episode(self, episode_id: str) -> None:
-        """Record that an episode was opened, which no process has served."""
+        """Record a new episode, which no process has served."""
         ...
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
-        """Stop an episode's calls and records what they sampled."""
+        """Stop an episode's calls, and wait until their tokens are recorded."""
         ...
 
     def count_runs(self, model: str, name: str) -> tuple[int, int]:
@@ -55,7 +55,8 @@ class Peers(Protocol):
         ...
 
     def send_table(self, model: str, table: Table | None) -> None:
-        """Send what followers place their calls by; None: each chooses for itself, because the control program has stopped."""
+        """Send followers the table for their placement; None: they choose by their own state, because the control program has
+        stopped."""
         ...
 
 

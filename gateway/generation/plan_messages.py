@@ -1,7 +1,7 @@
 """The messages by which one plan places the calls of all gateway processes.
 
-Every process counts its calls (`CallCounts`); once a second the coordinator sends each a `Table`: the engines as they are, what
-the other processes have, and what was decided.
+Every process counts its calls (`CallCounts`). Once a second the coordinator sends each process a `Table`: the state of the
+engines, the load of the other processes, and its decisions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class CallCounts:
     """One process's calls of a model."""
 
     queued: tuple[tuple[int, int, int], ...] = ()
-    """Calls that wait for an engine: `min_version`, how many, and their tokens together."""
+    """Calls that wait for an engine: `min_version`, number of calls, sum of their tokens."""
     running: tuple[tuple[str, int, int], ...] = ()
-    """Calls in engines: the engine, `min_version`, and how many."""
+    """Calls in engines: engine, `min_version`, number of calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A snapshot of a model's engines as the coordinator's program has it, and what that has decided."""
+    """The coordinator's snapshot of a model's engines, and its decisions."""
 
     engines: tuple[EngineLoad, ...]
     """`running` and `waiting` count the calls of every process."""
@@ -36,7 +36,7 @@ class Table:
     speeds: Mapping[str, EngineModel] = field(default_factory=dict)
     """The fitted speed of engines."""
     peer_load: PeerLoad = field(default_factory=lambda: PeerLoad(1))
-    """The load of all processes but the one that reads this."""
+    """The load of all processes except for the receiver of the table."""
 
     def inside(self) -> Counter[str]:
         """Return the other processes' calls in each engine."""

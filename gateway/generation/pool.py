@@ -1,6 +1,6 @@
 """One model's engines, and the calls that run in them or wait for one.
 
-Calls wait here, never in the queue of a paused engine. The placer (`slot_placer.py`) chooses each call's engine; the control
+Calls wait here, never in the queue of a paused engine. The placer (`slot_placer.py`) chooses each call's engine, and the control
 program sets each engine's state.
 """
 
@@ -56,7 +56,7 @@ class CallDescription(TypedDict):
 
 
 class EngineMonitor(Protocol):
-    """What is informed of engines that fail the calls of this process."""
+    """Receives reports of engines that fail the calls of this process."""
 
     def unreachable(self, model: str, slot: Slot) -> None:
         """Handle a request that could not reach the engine, or lost it."""
@@ -68,7 +68,7 @@ class EngineMonitor(Protocol):
 
 
 class NoMonitor:
-    """No component is informed."""
+    """Ignores the reports."""
 
     def unreachable(self, model: str, slot: Slot) -> None:
         pass
@@ -87,7 +87,7 @@ class _Cached:
 
 
 class EnginePool:
-    """Hands out open engines, and lets calls wait while none is open."""
+    """Gives calls open engines, and lets calls wait while none is open."""
 
     def __init__(self, model: str, queue: QueueSettings, pace: Pace | None = None) -> None:
         """`pace` is shared by all pools of a process."""
@@ -101,7 +101,7 @@ class EnginePool:
         self._monitor: EngineMonitor = NoMonitor()
         self._placer: Placer = SlotPlacer(self)
         self._requests: dict[str, PlacementRequest] = {}
-        """Calls that look for an engine, by call id."""
+        """The requests of calls without an engine, by call id."""
         self._changed = asyncio.Event()
         self._turns: deque[Callable[[], bool]] = deque()
         """Callbacks that wake waiting calls, a few at each turn of the event loop; each returns True if it woke one."""
@@ -119,7 +119,7 @@ class EnginePool:
                     slot = await self._place(call)
                     if slot.state == "open" and slot.version >= call.min_version:
                         return slot
-                    self._placer.changed()  # the placer may have changed while the call was on its way
+                    self._placer.changed()  # the engine has changed since it was chosen
                     self._placer.left(call)
                     # A placer that fails immediately must not starve the event loop.
                     await asyncio.sleep(0)
@@ -132,7 +132,7 @@ class EnginePool:
     def check_room(self, calls: int, param: str) -> None:
         """Raise BadRequest if one request has more calls than may ever wait, Unavailable if they cannot wait now.
 
-        Checked before any of them begins, because one refused call fails the whole request.
+        Call this before any of them begins, because one refused call fails the whole request.
         """
         most = self._queue.max_waiting
         if calls > most:
@@ -161,7 +161,7 @@ class EnginePool:
             del self._requests[call.call_id]
 
     def let_wait(self, request: PlacementRequest) -> bool:
-        """Let a call wait for an engine; False if too many wait, and it is refused."""
+        """Let a call wait for an engine; refuse it and return False if too many wait."""
         if self.waiting >= self._queue.max_waiting and not request.call.has_run:
             request.found.set_exception(_queue_full())
             return False
@@ -171,9 +171,9 @@ class EnginePool:
         return True
 
     def give(self, request: PlacementRequest, engine: str) -> None:
-        """Give a call the engine that was chosen for it: immediately, or when its turn comes if it had to wait."""
+        """Give a call the engine that was chosen for it: immediately, or in turn if it had to wait."""
 
-        def go_on() -> bool:
+        def resolve() -> bool:
             if request.found.done():
                 return False
             if (slot := self.slots.get(engine)) is not None:
@@ -184,12 +184,12 @@ class EnginePool:
             return False
 
         if request.waits:
-            self.in_turn(go_on)
+            self.in_turn(resolve)
         else:
-            go_on()
+            resolve()
 
     def set_monitor(self, monitor: EngineMonitor) -> None:
-        """Set what is informed of engines in trouble: it depends on the role of this process."""
+        """Set the receiver of reports, which depends on the role of this process."""
         self._monitor = monitor
 
     def report_unreachable(self, slot: Slot) -> None:
@@ -201,7 +201,7 @@ class EnginePool:
         self._monitor.disputed(self.model, slot, reason)
 
     def set_placer(self, placer: Placer | None) -> None:
-        """Set what chooses engines; None for this process by itself."""
+        """Set the placer; None: choose by the state of this process alone."""
         before, self._placer = self._placer, placer or SlotPlacer(self)
         self._placer.changed()
         for request in before.retire():
@@ -224,23 +224,23 @@ class EnginePool:
                 slot.hold(reason)
 
     def notify(self) -> None:
-        """Have waiting calls look for an engine again, a few at a time, after slots have changed."""
+        """Place waiting calls again, a few at a time, after slots have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
         self._placer.changed()
 
     def on_state_change(self) -> None:
-        """Announce a slot's new state to the placer; wake no waiting call."""
+        """Notify the placer of a slot's new state, without waking tasks that wait in `until`."""
         self._placer.changed()
 
     async def wait_for_turn(self) -> None:
-        """Wait in line behind the calls that engines gave back before this one."""
+        """Wait behind the calls that engines gave back before this one."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wake_in_turn(woken)
         await woken
 
     def in_turn(self, wake: Callable[[], bool]) -> None:
-        """Call `wake` when its turn comes: a few at each turn of the event loop. It returns whether it woke a call."""
+        """Call `wake` in order of arrival, a few at each turn of the event loop. It returns whether it woke a call."""
         self._turns.append(wake)
         if not self._waking:
             self._waking = True
@@ -271,7 +271,7 @@ class EnginePool:
             self._cached.popitem(last=False)
 
     def cached(self, call: Call) -> tuple[str, int]:
-        """Return the name of the engine that has most of the call's tokens cached, and how many; empty if none has any."""
+        """Return the engine that has most of the call's tokens cached, and their number; ("", 0) if none has any."""
         known = self._cached.get(call.episode_id)
         slot = self.slots.get(known.slot) if known is not None else None
         if known is None or slot is None or known.generation != slot.generation:
@@ -304,7 +304,7 @@ class EnginePool:
         if engine == run.slot.name:
             return
         run.call.redirect(engine or "", leaving=run.slot.name)
-        # Otherwise the engine is being stopped, and the call leaves it anyway
+        # Without an engine the slot is being stopped, and the call leaves it anyway.
         if run.slot.engine is not None:
             await run.slot.engine.abort([run.request_id])
 
@@ -318,12 +318,12 @@ class EnginePool:
             self.calls.pop(call.call_id, None)
 
     def counts(self) -> CallCounts:
-        """Return this process's calls, for the others."""
+        """Count this process's calls, for the other processes."""
         waiting = (r.call for r in self._requests.values() if r.waits and not r.found.done())
         return count_calls(waiting, self.slots.values())
 
     def run_of(self, call: Call) -> Run | None:
-        """Return the call's run in an engine; None while it is in none."""
+        """Return the call's run; None while it is in no engine."""
         slot = self.slots.get(call.engine)
         return slot.runs.get(call.request_id) if slot is not None else None
 
@@ -350,11 +350,11 @@ class EnginePool:
 
     @property
     def ready(self) -> bool:
-        """True if an engine is open, or will be in a moment."""
+        """True if an engine is open, or can be opened without a start."""
         return any(slot.state in ("open", "held", "asleep") for slot in self.slots.values())
 
     def states(self) -> str:
-        """Every engine's state in words, for error messages."""
+        """Return every engine's state in words, for error messages."""
         found = [f"{s.name} is {s.state} {s.reason}".strip() for s in self.slots.values()]
         return ", ".join(found) or f"model {self.model!r} has no engine"
 

@@ -1,7 +1,7 @@
-"""Finds the reply to a request: one in progress (here or elsewhere), a recorded one, or the place of a new one (R4).
+"""Finds the reply to a request: a running one (here or in another process), a recorded one, or the place of a new one.
 
-Owns every reply in progress, finished replies that no client has had whole (for the grace period), and refused requests that may
-be retried. Invariants:
+Owns every reply in progress, finished replies that no client has received completely (for the grace period), and refused requests
+that may be retried. Invariants:
 - requests with one idempotency key get the same reply, whenever they come;
 - a retry without a key gets the reply of the request that it repeats (`retry_matching`), and no other client's;
 - equal requests get separate replies, unless the other request's client is known to have disconnected.
@@ -93,7 +93,7 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request, the calls of its episode, and how a recorded reply to it is read."""
+    """A request, the calls of its episode, and the segmenter of its recorded reply."""
 
     key: RequestKey
     calls: RunningCalls
@@ -119,7 +119,7 @@ class Claim:
 
 
 class Replies:
-    """Every reply that a client reads or may return for."""
+    """All replies that clients read or may return for."""
 
     def __init__(self, database: Database, handover: Handover | None = None) -> None:
         """Without `handover` the calls of other processes are unknown."""
@@ -129,10 +129,10 @@ class Replies:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """Serializes the retries of one request."""
         self._beginning: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
-        """First requests whose replies are being started; retries wait for them."""
+        """By place, the first requests whose replies are being started; retries wait for them."""
         self._refused = RefusedRequests(handover)
         self._replaced: set[str] = set()
-        """Calls that are ending, in whose place retries have begun already."""
+        """Ending calls that retries have already replaced."""
 
     @asynccontextmanager
     async def claim(self, key: RequestKey, calls: RunningCalls, segment: Segment) -> AsyncIterator[Claim]:
@@ -160,7 +160,7 @@ class Replies:
                     await self._handover.drop(claim.log)
 
     def refused(self, key: RequestKey) -> None:
-        """Record that a request was refused and may be retried. A retry needs no record: its first request has one."""
+        """Record that a request was refused and may be retried; do nothing for a retry, whose first request is recorded."""
         if not key.retry:
             self._refused.expect(key.place, key.stored, secrets.token_hex(8), time.monotonic())
 
@@ -238,9 +238,9 @@ class Replies:
         return self._start(request, completion)
 
     async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
-        """Return the recorded reply, or None after older attempts were fenced: then `completion` makes the reply.
+        """Return the recorded reply, or None once older attempts are fenced, so that `completion` makes the reply.
 
-        Asks the store, because the bus may have lost the call.
+        Queries the store, because the bus may have lost the call.
         """
         if self._handover is None:
             return None
@@ -252,9 +252,8 @@ class Replies:
     # Earlier requests
 
     async def _earlier(self, key: RequestKey) -> list[EarlierRequest[_Source]]:
-        """Every earlier request that a retry may repeat: those in this process, then those in the bus, then those in the record.
-
-        No reply is missed that is recorded during the search.
+        """Return every earlier request that a retry may repeat. Search this process, then the bus, then the store, so that no
+        reply is missed that is recorded during the search.
         """
         here = {c.reply.call_id: c for c in self._completions.get(key.place, ())}
         there: dict[str, LoggedCall] = {}
@@ -316,7 +315,7 @@ class Replies:
         return OwnedByPeer(logged.log.url, partial(self._handover.alive, logged.log.owner))
 
     async def _replace_refused(self, place: tuple[str, str], request: EarlierRequest[_Source]) -> None:
-        """Forget a refused request, whose retry has a reply now."""
+        """Forget a refused request that has been retried."""
         if isinstance(request.source, LoggedCall):
             assert self._handover is not None
             if request.source.refused:
@@ -329,7 +328,7 @@ class Replies:
             self._refused.answered(place, request.call_id)
 
     async def close(self) -> None:
-        """End every reply. What was sampled is left to other processes if it is in the bus, and otherwise recorded."""
+        """End every reply. Calls that are logged in the bus are left to other processes; the tokens of others are recorded."""
         if self._handover is not None:
             await self._handover.leave()
         reason = Unavailable("the gateway is being stopped", retry_after=1.0, code="stopping")
@@ -366,7 +365,7 @@ class Replies:
         return reader
 
     async def _recorded(self, request: _Request, call_id: str = "") -> Reader | None:
-        """Replay the recorded reply of a call, or the newest one, from its tokens."""
+        """Read the recorded reply of a call, or the newest one, from its tokens."""
         key = request.key
 
         def read(connection: Connection) -> tuple[CallRecord, TokenTree] | None:

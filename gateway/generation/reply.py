@@ -1,9 +1,9 @@
-"""A reply as its clients see it: a log of deliveries, and its readers.
+"""A reply: a log of deliveries, and its readers.
 
 Owns the deliveries and the readers. `completion`, or `replies` for a recorded reply, adds to the log; any number of clients read
 it. Invariants: the log only grows; every reader gets all of it from the beginning at its own pace, so a slow client delays no
-other and a second client gets exactly what the first got; tool call ids are functions of the call, so a reply that is rebuilt
-from the record has the same ids.
+other and a second client gets exactly what the first got; tool call ids are functions of the call, so a reply that is read from
+the store has the same ids.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gateway.trajectories.conversation import tool_call_id
 
 
 class Delivery(NamedTuple):
-    """Pieces of a reply, with the tokens that were taken since the last delivery."""
+    """Pieces of a reply, with the tokens since the last delivery."""
 
     pieces: Sequence[Piece]
     ids: Sequence[int]
     logprobs: Sequence[float]
     top: Sequence[Sequence[tuple[int, float]]] | None = None
-    """For each token the likeliest ids and their log-probabilities, if they were requested; the record does not have them."""
+    """For each token the likeliest ids and their log-probabilities, if they were requested; the store does not have them."""
 
 
 class ReplyListener(Protocol):
-    """What generates a reply."""
+    """Receives the events of a reply's readers."""
 
     async def no_readers(self) -> None:
         """Handle that the last reader has left before the end."""
@@ -66,7 +66,7 @@ class Reply:
         self.failure: Exception | None = None
         self.readers: set[Reader] = set()
         self.delivered = False
-        """True once a reader has had the whole reply."""
+        """True once a reader has received the whole reply."""
         self._text: dict[str, list[str]] = {"reasoning": [], "content": []}
         self._moved = asyncio.Event()
         self._listener = listener
@@ -89,12 +89,12 @@ class Reply:
         return Delivery(pieces, ids, logprobs, top)
 
     def deliver(self, delivery: Delivery) -> None:
-        """Show a delivery to every reader."""
+        """Send a delivery to every reader."""
         self.log.append(delivery)
         self._notify()
 
     def complete(self, seconds: float | None, matched_stop: str) -> None:
-        """Set the facts that are known once every token is recorded."""
+        """Set what is known once every token is recorded."""
         self.seconds, self.matched_stop = seconds, matched_stop
 
     def detach(self) -> None:
@@ -102,7 +102,7 @@ class Reply:
         self._listener = None
 
     def end(self, outcome: str | Exception) -> None:
-        """End the reply with a finish reason, or with what readers get raised after what was delivered."""
+        """End the reply with a finish reason, or with an error that readers get raised after the last delivery."""
         if isinstance(outcome, Exception):
             self.failure = outcome
         else:
@@ -127,18 +127,18 @@ class Reply:
 
     @property
     def orphaned(self) -> bool:
-        """True if the reply has no reader, and none has had all of it."""
+        """True if the reply has no reader, and none has received all of it."""
         return not self.readers and not self.delivered
 
     def read(self) -> Reader:
-        """Add a reader, which counts until it leaves."""
+        """Add a reader."""
         reader = Reader(self)
         self.readers.add(reader)
         self.move()
         return reader
 
     async def leave(self, reader: Reader, delivered: bool) -> None:
-        """Remove a reader; `delivered`: it has had the whole reply."""
+        """Remove a reader; `delivered`: it has received the whole reply."""
         self.readers.discard(reader)
         self.delivered = self.delivered or delivered
         self.move()
@@ -150,7 +150,7 @@ class Reply:
         self._moved.set()
 
     async def moved(self) -> None:
-        """Wait until a reader comes or go."""
+        """Wait until a reader joins or leaves, or `move` is called."""
         self._moved.clear()
         await self._moved.wait()
 
@@ -167,7 +167,7 @@ class Reader:
         self.news = asyncio.Event()
 
     async def leave(self, delivered: bool) -> None:
-        """Remove the reader; `delivered`: its client was there when the last piece was sent."""
+        """Remove the reader; `delivered`: its client was still connected when the last piece was sent."""
         await self.reply.leave(self, delivered)
 
     def share_news(self, news: asyncio.Event) -> None:
@@ -180,7 +180,7 @@ News = list[tuple[int, Delivery]]
 
 
 class Choices:
-    """The replies to one request, and one client's way through them: a context to stay in while the client is there."""
+    """The replies to one request, as one client reads them. A context manager for the time that the client is connected."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self.replies = [reader.reply for reader in readers]
@@ -216,7 +216,7 @@ class Choices:
             await asyncio.gather(*(reader.leave(self.delivered) for reader in self._readers))
 
     async def __aiter__(self) -> AsyncIterator[News]:
-        """Yield the news of every reply as it arrives, beginning with its first delivery. Raises the error of a failed reply."""
+        """Yield the deliveries of every reply as they arrive, from the first. Raise the error of a failed reply."""
         known = [0] * len(self.replies)
         while True:
             self._news.clear()

@@ -18,10 +18,10 @@ T = TypeVar("T")
 class RequestState(Enum):
     """The state of an earlier request, as far as this process knows."""
 
-    LOST = "its client went away without the whole reply"
+    LOST = "its client disconnected without the whole reply"
     REFUSED = "it was refused or failed, and has no reply"
     HERE = "its client reads the reply in this process"
-    ELSEWHERE = "it runs in another process, which alone knows its client"
+    ELSEWHERE = "it runs in another process, and only that one knows its client"
     RECORDED = "its reply is recorded and was sent whole"
 
 
@@ -41,7 +41,7 @@ def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> Earli
     """Return the request that a retry repeats; for None or a REFUSED one the retry begins a new reply.
 
     `exact`: all of `earlier` have the retry's idempotency key, so they are one request. Otherwise, in this order:
-    1. a request that lost its client: the client is back;
+    1. a request whose client has disconnected;
     2. a request that was refused or failed: its client is expected to retry;
     3. the only earlier request, even if its client seems to be connected: a connection can break unnoticed;
     4. a request in another process, if none runs here: that process knows whether its client has disconnected.

@@ -1,6 +1,6 @@
 """The calls that run in one attempt at an episode.
 
-Invariant: once the attempt is over, no call is added, however late in its way through the gateway a request learns of that.
+Invariant: once the attempt has ended, no call is added, however far its request has been processed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RunningCalls(set[Completion | UpstreamCall]):
         self._over: GatewayError | None = None
 
     def add(self, call: Completion | UpstreamCall) -> None:
-        """Add a call that is about to start. Raise the reason why the attempt is over."""
+        """Add a call that is about to start. Raise the reason if the attempt has ended."""
         if self._over is not None:
             raise self._over
         super().add(call)

@@ -1,4 +1,4 @@
-"""One engine's place in the pool, and the requests that run in it.
+"""One engine of the pool, and the requests that run in it.
 
 Only the slot's methods change it; `slot_state` has the legal transitions of its state. Invariants:
 - a run begins only while the slot is open, under the slot's confirmed version;
@@ -65,7 +65,7 @@ class Run:
 
 
 class Slot:
-    """An engine, as the data plane sees it."""
+    """The gateway's view of an engine: its state, its version and its runs."""
 
     def __init__(self, name: str, url: str | None = None, node: str = "", mirror: str = "") -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Slot:
         self.mirror = mirror
         """The URL of the mirror of weights near the engine, if it does not read this machine's files."""
         self.owned = False
-        """True if the engine is a child of the coordinator, and so ends with it; set in the other processes."""
+        """True if the engine is a child process of the coordinator, with which it ends; set in followers."""
         self.reason = ""
         self.version = -1
         self.given_up = False
@@ -92,7 +92,7 @@ class Slot:
         self.adapters: dict[int, str] = {}
         """The adapters in the engine, by version (`[engine] transport = "lora"`)."""
         self.proof = ""
-        """What the last comparison of the engine's weights gave: `proven`, `failed`, or why it proves nothing or a part only."""
+        """The result of the last proof: `proven`, `failed`, or why nothing or only a part was compared."""
         self.engine: Engine | None = None
         self.process: EngineProcess | None = None
         self.runs: dict[str, Run] = {}
@@ -133,7 +133,7 @@ class Slot:
 
     @property
     def label(self) -> str:
-        """The label that the engine has. With adapters its own weights keep the first version's."""
+        """The engine's label of its weights. With adapters it stays that of the first version."""
         return "0" if self.adapter else str(self.version)
 
     def movable(self, version: int | None = None) -> list[str]:
@@ -206,7 +206,7 @@ class Slot:
     # States. Each method raises EngineError where the transition is not legal.
 
     def start(self) -> None:
-        """Begin to start the engine, or to connect to it: nothing of it is known."""
+        """Begin to start the engine, or to connect to it. Nothing is known about its weights."""
         self._enter("starting", self.reason)
         self.given_up = False
         self.adapters = {}
@@ -269,7 +269,7 @@ class Slot:
         self._settled.set()
 
     def evict(self, reason: str) -> None:
-        """Discard held output, which will never be confirmed, and cut the runs; their calls continue in other engines."""
+        """If output is held, discard it, because it will never be confirmed, and cut the runs; their calls continue elsewhere."""
         if not self._settled.is_set():
             self._cut_all(reason)
 
@@ -288,11 +288,11 @@ class Slot:
     # The engine behind the slot
 
     def adopt(self, *, node: str = "", mirror: str = "") -> None:
-        """Set what only a coordinator knows of an engine that this process followed."""
+        """Set what only a coordinator knows about an engine."""
         self.node, self.mirror = node, mirror
 
     def follow(self, url: str | None, *, owned: bool) -> None:
-        """Set where the coordinator reports the engine; a new URL disconnects from the old one."""
+        """Set the URL that the coordinator reports; a new URL drops the connection to the old one."""
         self.owned = owned
         if url is not None and url != self.external_url:
             self.external_url, self.engine = url, None
@@ -316,7 +316,7 @@ class Slot:
         self.proof = proof
 
     async def stop_to_restart(self) -> None:
-        """Stop the engine, and count the restart that follows."""
+        """Stop the engine, and count a restart."""
         self.restarts += 1
         await self.stop(self._stop_grace_s)
 

@@ -18,7 +18,7 @@ from scheduler.policies.routing import EngineLoad, choose
 
 
 class PlacementRequest:
-    """A call's request for an engine, and the answer."""
+    """A call's request for an engine, and the engine once it is found."""
 
     __slots__ = ("call", "found", "waits")
 
@@ -33,7 +33,7 @@ class Placer(Protocol):
     """Chooses engines for the calls of one pool. Every method returns immediately."""
 
     def submit(self, request: PlacementRequest) -> None:
-        """Request an engine for a call. Answers by `EnginePool.give`, after `EnginePool.let_wait` if none is free now."""
+        """Request an engine for a call. The placer calls `EnginePool.give`, after `EnginePool.let_wait` if no engine is free."""
         ...
 
     def cancel(self, request: PlacementRequest) -> None:
@@ -66,7 +66,7 @@ class WaitingRoom(Protocol):
 
 
 class SlotPlacer:
-    """Chooses from the engines as this process sees them."""
+    """Chooses by the state of this process alone."""
 
     def __init__(self, pool: WaitingRoom) -> None:
         self._pool = pool

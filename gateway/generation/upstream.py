@@ -1,8 +1,8 @@
 """Relays requests to a model behind another OpenAI-compatible API, and records the exchange.
 
 The address and the key come only from the administrator's configuration, never from a request. Upstream replies are not trained:
-they have no reliable tokens and log-probabilities. What was received is recorded even if the client leaves, the upstream fails or
-the episode ends in the middle of it.
+they have no reliable tokens and log-probabilities. What was received is recorded even if the client disconnects, the upstream
+fails, or the episode ends in the meantime.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Upstream:
             await call.stop(reason)
 
     @asynccontextmanager
-    async def ask(self, call: UpstreamCall) -> AsyncIterator[httpx.Response]:
+    async def request(self, call: UpstreamCall) -> AsyncIterator[httpx.Response]:
         """Yield the head of the upstream's answer; `read` has the rest. Raise UpstreamFailed if it does not come."""
         content = orjson.dumps({**call.request, "model": self._settings.model or self.name})
         request = self._http.build_request("POST", call.api, content=content)

@@ -1,4 +1,4 @@
-"""A call to an upstream model: what came of it so far, and how it is stopped."""
+"""A call to an upstream model: its answer so far, and how it is stopped."""
 
 from __future__ import annotations
 

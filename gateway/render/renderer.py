@@ -163,7 +163,7 @@ class ChatRenderer:
         return made
 
     def switches(self, effort: str | None, thinking: bool | None) -> Switches:
-        """Return the switches for these wishes, as far as this model's template has them."""
+        """Return the template options for an effort and a switch of thinking, as far as the template of this model has them."""
         return chosen(effort, thinking, self._variants)
 
     def switched(self, switches: Switches) -> ChatRenderer:

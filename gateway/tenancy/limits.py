@@ -1,12 +1,12 @@
 """Limits of one key: concurrent calls, tokens per minute, and open episodes (`[limits]`).
 
 Owns the usage of every key in this process; each gateway process counts for itself. Invariants: a request counts from before it
-is rendered until its answer has ended, however it ends: as one call until its body is read, then as many as it has replies;
-tokens are drawn once, at the end of a reply; a refused request uses up nothing of any limit.
+is rendered until its answer has ended, however it ends: as one call until its body is read, then as one call for each reply;
+tokens are charged once, at the end of a reply; a refused request counts for no limit.
 
 The tokens are a bucket that fills evenly. A call's tokens are unknown before it is rendered and sampled, so a call may begin
-while the bucket is not empty, and its tokens are drawn afterwards. The level may fall below zero; later calls then wait until it
-is positive. So a key exceeds an even flow by at most a minute's tokens and those of its concurrent calls.
+while the bucket is not empty, and its tokens are charged afterwards. The level may fall below zero; later calls are then refused
+until it is positive. So a key exceeds its rate by at most a minute's tokens and those of its concurrent calls.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why a call may not begin, and the seconds after which it may be worth another try."""
+    """The reason why a call may not begin, and the seconds after which a retry may succeed."""
 
     reason: str
     """`too_many_calls` or `too_many_tokens`."""
@@ -71,18 +71,18 @@ class Usage:
 
     @classmethod
     def unused(cls, limit: Limit, now: float) -> Usage:
-        """Return the usage of a key that has used nothing: a full minute."""
+        """Return the usage of a new key, with a full bucket."""
         return cls(limit, 0, float(limit.tokens_per_minute or 0), now)
 
     def refill(self, now: float) -> Usage:
-        """Return the usage with the bucket as it is at `now`; a clock that goes back adds nothing."""
+        """Return the usage with the bucket refilled until `now`."""
         if (rate := self.limit.tokens_per_minute) is None:
             return self
         gained = max(0.0, now - self.at) * rate / _MINUTE
         return replace(self, level=min(self.level + gained, float(rate)), at=max(now, self.at))
 
     def refusal(self, now: float, calls: int = 1) -> Refusal | None:
-        """Return why this many calls may not begin now; None if they may."""
+        """Return why `calls` more calls may not begin now; None if they may."""
         limit = self.limit
         if limit.calls is not None and self.calls + calls > limit.calls:
             return Refusal("too_many_calls", 2.0)
@@ -91,16 +91,16 @@ class Usage:
         return Refusal("too_many_tokens", (1.0 - level) * _MINUTE / limit.tokens_per_minute)
 
     def begin(self, calls: int = 1) -> Usage:
-        """Return the usage with this many more calls."""
+        """Return the usage with `calls` more running calls."""
         return replace(self, calls=self.calls + calls)
 
     def end(self, calls: int = 1) -> Usage:
-        """Return the usage with this many fewer calls."""
+        """Return the usage with `calls` fewer running calls."""
         assert self.calls >= calls, "a call ended that had not begun"
         return replace(self, calls=self.calls - calls)
 
     def draw(self, tokens: int, now: float) -> Usage:
-        """Return the usage after a call's tokens are drawn from the bucket."""
+        """Return the usage with a call's tokens taken from the bucket."""
         filled = self.refill(now)
         return replace(filled, level=filled.level - tokens)
 
@@ -131,14 +131,14 @@ class Caller(Protocol):
 
 
 class Ticket:
-    """One request's places: a context manager to stay in while it is answered. `draw` may be called later, too."""
+    """The calls of one request: a context manager for the time in which it is answered. `draw` may be called afterwards."""
 
     def __init__(self, limits: Limits, holders: tuple[Holder, ...]) -> None:
         self._limits = limits
         self._holders = holders
         self._calls = 1
 
-    def widen(self, replies: int, param: str) -> None:
+    def count_replies(self, replies: int, param: str) -> None:
         """Count a request as one call for each reply. Raise Busy, and BadRequest for more than the limit.
 
         `param`: the parameter that requests them.
@@ -148,11 +148,11 @@ class Ticket:
             self._calls = replies
 
     def draw(self, tokens: int) -> None:
-        """Count the tokens that a reply took, of prompt and answer together."""
+        """Charge the tokens of a reply, prompt and answer together."""
         self._limits.draw(self._holders, tokens)
 
     def end(self) -> None:
-        """Free the request's places. Further calls do nothing."""
+        """Release the calls of the request. Idempotent."""
         calls, self._calls = self._calls, 0
         if calls:
             self._limits.release(self._holders, calls)
@@ -167,7 +167,7 @@ class Ticket:
 
 
 class Limits:
-    """Decides who may begin a call, and who may open an episode."""
+    """Decides whether a key may begin a call."""
 
     def __init__(
         self, settings: Settings, projects: Projects, clock: Callable[[], float] = time.monotonic
@@ -184,13 +184,13 @@ class Limits:
         self._sweep_at = _SWEEP_AT
 
     def admit(self, caller: Caller) -> Ticket:
-        """Take a place for one more request. Raise Busy, with what is used up."""
+        """Reserve a call for one more request. Raise Busy, which names the exhausted limit."""
         holders = self._holders(caller)
         self.reserve(holders, 1)
         return Ticket(self, holders)
 
     def reserve(self, holders: tuple[Holder, ...], calls: int, replies: int = 1, param: str = "n") -> None:
-        """Take places for more calls of a request for `replies` replies. Raise Busy, and BadRequest as `Ticket.widen` does."""
+        """Reserve `calls` more calls of a request for `replies` replies. Raise Busy, or BadRequest if they exceed the limit."""
         now = self._clock()
         for holder in holders:
             limit = self._limits[holder[0]]
@@ -202,24 +202,24 @@ class Limits:
             self._usage[holder] = self._of(holder, now).begin(calls)
 
     def draw(self, holders: tuple[Holder, ...], tokens: int) -> None:
-        """Take tokens from their buckets."""
+        """Charge tokens to holders."""
         now = self._clock()
         for holder in holders:
             self._usage[holder] = self._of(holder, now).draw(tokens, now)
 
     def release(self, holders: tuple[Holder, ...], calls: int) -> None:
-        """Free the places of calls that are over."""
+        """Release calls that have ended."""
         for holder in holders:
             self._usage[holder] = self._usage[holder].end(calls)
         self._sweep()
 
     @property
     def running(self) -> int:
-        """Return the number of taken places, of all holders together."""
+        """Return the number of running calls, summed over all holders."""
         return sum(usage.calls for usage in self._usage.values())
 
     def _holders(self, caller: Caller) -> tuple[Holder, ...]:
-        """Yield the limits that count for a call."""
+        """Return the holders whose limits apply to a caller."""
         own = (
             ("agent", caller.agent)
             if caller.agent

@@ -1,9 +1,9 @@
 """Versions that are adapters on top of the first version's weights: `[engine] transport = "lora"`.
 
-An engine runs several concurrently, each under a name that stands for its bytes. A request is sampled to its end by the
-adapter with which it began, and nothing pauses. Invariants: an engine has at most `[engine] max_loras` adapters, and none is
-taken away that a request of this gateway uses; no request runs under the engine's own weights while there is an adapter, because
-vLLM's CPU build puts the last adapter on requests without one.
+An engine runs several adapters concurrently; the name of each is derived from its bytes. A request is sampled to its end by the
+adapter with which it began, and no engine is paused. Invariants: an engine has at most `[engine] max_loras` adapters, and none is
+unloaded that a request of this gateway uses; no request runs under the engine's own weights while there is an adapter, because
+vLLM's CPU build applies the last adapter to requests without one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _RETRY_S = 0.2
 
 
 async def load_adapter(slot: Slot, weights: Weights, path: str, most: int) -> None:
-    """Load a version's adapter; before that takes the oldest away, if the engine has `most` of them. Raise EngineError.
+    """Load a version's adapter; first unload the oldest ones if the engine has `most` of them. Raise EngineError.
 
-    The requests of the oldest are given back and go on under a newer one. Those that cannot move are waited for. So are the
-    requests of the engine's own weights before the first adapter comes, for which the engine has to be held.
+    The requests of the oldest adapters are given back and continue under a newer one; those that cannot move are waited for.
+    The same holds for requests under the engine's own weights before the first adapter, for which the engine must be held.
     """
     engine = slot.engine
     if engine is None:
@@ -38,7 +38,7 @@ async def load_adapter(slot: Slot, weights: Weights, path: str, most: int) -> No
 
 
 async def _vacate(slot: Slot, version: int) -> None:
-    """Wait until no request runs under a version. One that was on its way is given back when it has arrived."""
+    """Abort the requests that run under a version until none is left, including those that have just begun."""
     while slot.runs_under(version) and slot.engine is not None:
         await slot.engine.abort(slot.movable(version))
         try:

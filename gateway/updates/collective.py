@@ -1,9 +1,8 @@
-"""Versions that go straight from a trainer's server to the workers of engines: `[engine] transport = "collective"`.
+"""Versions that are sent directly from a trainer's server to the workers of engines: `[engine] transport = "collective"`.
 
-A transfer is one engine's own: its group is formed for it and ends with it, so an engine that dies takes nothing of another's
-along. Engines receive while they sample (`stage`), and are paused only to put what came in place (`load`). An engine that
-missed a version is sent it alone, when it loads. Every step has a deadline, `[weights] transfer_s`; the error names the step and
-the engine.
+Each transfer to an engine has its own process group, so an engine that dies interrupts no other transfer. Engines receive while
+they sample (`stage`), and are paused only to replace their weights (`load`). An engine that missed a version gets it when it
+loads. Every step has a deadline, `[weights] transfer_s`; its error names the step and the engine.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from gateway.config import WeightsSettings
 from gateway.engines.base import Engine
 from gateway.generation.slot import Slot
 from gateway.updates.weights_check import Weights
 from headgate.errors import EngineError, WeightsMissed
+from headgate.http import ERRORS, Session, headers_with
 from headgate.weights.manifest import MANIFEST, plan_of
 
 log = logging.getLogger(__name__)
@@ -39,22 +37,13 @@ class Collective:
     def __init__(self, settings: WeightsSettings) -> None:
         self._settings = settings
         self._staged: dict[str, tuple[Engine, int]] = {}
-        """The version that an engine has received and not put in place."""
+        """The version that each engine has received and not loaded."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._session: aiohttp.ClientSession | None = None
+        self._http = Session(headers_with(settings.key.get_secret_value() if settings.key else None))
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _http(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            key = self._settings.key
-            headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-            self._session = aiohttp.ClientSession(headers=headers)
-        return self._session
+        await self._http.close()
 
     async def stage_all(self, weights: Weights, slots: Iterable[Slot]) -> None:
         """Make every open engine receive a version while it samples. A failure is logged; the engine receives again when
@@ -73,7 +62,7 @@ class Collective:
                 group.create_task(stage(slot), name=f"stage-{slot.name}")
 
     async def load(self, slot: Slot, weights: Weights) -> None:
-        """Put a version in the place of a paused engine's weights; send it first if the engine has missed it.
+        """Make a paused engine load a version; send it first if the engine has missed it.
 
         Raise EngineError, with the step that failed.
         """
@@ -82,7 +71,7 @@ class Collective:
             if self._staged.pop(slot.name, None) != (engine, weights.version):
                 await self._stage(slot, weights)
                 self._staged.pop(slot.name, None)
-            # no deadline of ours: `[update] load_s` is that of the step, and the engine never waits longer for its own receipt
+            # Without a deadline: `[update] load_s` limits the step, and the engine waits no longer for its own receipt.
             await engine.receive_weights(weights.version, self._settings.transfer_s)
 
     async def _stage(self, slot: Slot, weights: Weights) -> None:
@@ -94,7 +83,7 @@ class Collective:
         for source in self._settings.sources:
             try:
                 await self._send(slot, engine, source, weights.version, plan, workers)
-            except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
+            except (*ERRORS, ValueError, KeyError) as error:
                 reasons.append(f"{source}: {error or type(error).__name__}")
                 continue
             self._staged[slot.name] = engine, weights.version
@@ -129,9 +118,7 @@ class Collective:
             raise ValueError(outcome["why"])
 
     async def _request(self, method: str, url: str, body: Any = None) -> dict[str, Any]:
-        async with self._http.request(
-            method, url, json=body, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=None)
-        ) as answer:
+        async with self._http.request(method, url, json=body) as answer:
             text = await answer.text(errors="replace")
         if answer.status != 200:
             raise ValueError(f"HTTP {answer.status}: {text[:500]}")

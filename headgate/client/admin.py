@@ -170,13 +170,13 @@ class GatewayClient:
     # Batches
 
     async def lease(self, consumer: str, model: str | None = None) -> Lease:
-        """Lease the next buffer, whole or not yet. Raise `GatewayRefused` 409 while another consumer holds it."""
+        """Lease the next batch, complete or not. Raise `GatewayRefused` with status 409 while another consumer has the lease."""
         return Lease(**await self._json("POST", "/leases", json={"consumer": consumer, "model": model}))
 
     async def leased_groups(
         self, lease: Lease, cursor: int = 0, wait_s: float = 0.0, model: str | None = None
     ) -> LeasedGroups:
-        """Return the groups after `cursor`; wait up to `wait_s` for one to become ready. May return none."""
+        """Return the rewarded groups after `cursor`, maybe none; wait up to `wait_s` for one."""
         params = {"cursor": cursor, "wait": wait_s, "fence": lease.fence, **_of(model)}
         response = await self._send("GET", f"/leases/{lease.lease_id}/groups", params=params, wait_s=wait_s)
         return _leased(response)
@@ -186,11 +186,11 @@ class GatewayClient:
         await self._post_lease(lease, "renew", model)
 
     async def ack(self, lease: Lease, checkpoint: str, model: str | None = None) -> None:
-        """Report that the buffer was trained and that `checkpoint` has the effect."""
+        """Report that the batch was trained and that `checkpoint` includes it."""
         await self._post_lease(lease, "ack", model, checkpoint=checkpoint)
 
     async def nack(self, lease: Lease, reason: str, model: str | None = None) -> None:
-        """Give the buffer back untrained: the next lease is of the same buffer, unless a version after it is published."""
+        """Give the batch back untrained: the next lease is of the same batch, unless a version after it is published."""
         await self._post_lease(lease, "nack", model, reason=reason)
 
     async def batches(self, model: str | None = None) -> list[dict[str, Any]]:
@@ -198,17 +198,15 @@ class GatewayClient:
         return (await self._json("GET", "/batches", params=_of(model)))["batches"]
 
     async def batch_groups(self, buffer: int, model: str | None = None) -> tuple[Group, ...]:
-        """Return the groups of a trained batch, in the order and form in which the lease gave them; 404 if the batch was not
-        trained.
-
-        The flag ORPHANED alone may differ: it states what is true now.
+        """Return the groups of a trained batch, in the order and form of its lease. Only the flag ORPHANED may differ: it is
+        the present one. Raise `GatewayRefused` with status 404 if the batch was not trained.
         """
         response = await self._send("GET", f"/batches/{buffer}/groups", params=_of(model))
         return _leased(response).groups
 
     async def staleness(self, model: str | None = None) -> dict[str, Any]:
-        """Return the ledger of a trained model: version, the next batch to train, the batches as rows, waiting groups, recent
-        losses."""
+        """Return the ledger of a trained model: version, next batch to train, batches, waiting groups, and recently lost
+        groups."""
         return await self._json("GET", "/staleness", params=_of(model))
 
     async def why(self, episode_id: str) -> dict[str, Any]:
@@ -229,26 +227,26 @@ class GatewayClient:
         model: str | None = None,
         url: str | None = None,
     ) -> dict[str, Any]:
-        """Hand over version `version` in directory `path`, or at the server `url` (see docs/topics/weights.md).
+        """Publish a version, in directory `path` or at the server `url` (see docs/topics/weights.md).
 
-        The gateway checks the manifest before it answers, then updates its engines. With `wait_s` the answer comes when the
-        engines run the version (or this many seconds have passed); its `state` is `updating`, `live` or `failed`.
+        The gateway checks the manifest before it answers, then updates its engines. It answers once the engines run the
+        version, or after `wait_s`. The answer's `state` is `updating`, `live` or `failed`.
         """
         body = {"version": version, "path": path, "url": url, "model": model}
         return await self._json("POST", "/weights", json=body, params={"wait": wait_s}, wait_s=wait_s)
 
     async def weights(self, version: int, model: str | None = None) -> dict[str, Any]:
-        """One version: its state, parent, probe reports and the seconds of each step of its update."""
+        """Return a version's state, parent, probe reports and the seconds of each step of its update."""
         return await self._json("GET", f"/weights/{version}", params=_of(model))
 
     async def status(self, model: str | None = None) -> dict[str, Any]:
-        """Return a trained model's newest version and the ledger's buffers; every engine, open episodes, totals."""
+        """Return a trained model's newest version and batches, every engine, open episodes, and totals."""
         return await self._json("GET", "/status", params=_of(model))
 
     # Engines and calls
 
     async def engines(self) -> list[dict[str, Any]]:
-        """Every engine of every model: state, version, streams."""
+        """Return the engines of all models."""
         return (await self._json("GET", "/engines"))["engines"]
 
     async def add_engine(
@@ -259,8 +257,8 @@ class GatewayClient:
         wait_s: float = 0.0,
         node: str | None = None,
     ) -> dict[str, Any]:
-        """Add an engine: the one at `url`, or a child process of the gateway; wait up to `wait_s` until it is open, or, on a
-        `node` that is not lent, asleep."""
+        """Add the engine at `url`, or one that the gateway starts. Wait up to `wait_s` until it is open, or asleep on a `node`
+        that is not lent."""
         body = {"name": name, "url": url, "model": model, "node": node}
         return await self._json("POST", "/engines", json=body, params={"wait": wait_s}, wait_s=wait_s)
 
@@ -277,7 +275,7 @@ class GatewayClient:
         return await self._json("POST", f"/engines/{name}/resume", params={"wait": wait_s}, wait_s=wait_s)
 
     async def calls(self) -> list[dict[str, Any]]:
-        """Every call that runs in an engine or waits for one."""
+        """Return the calls that run in an engine or wait for one."""
         return (await self._json("GET", "/calls"))["calls"]
 
     async def move_call(self, call_id: str, engine: str | None = None) -> None:
@@ -287,7 +285,7 @@ class GatewayClient:
     # Nodes
 
     async def nodes(self) -> list[dict[str, Any]]:
-        """Every node: name, tags, zone, hardware, capacity, role, reason, near, claimed_by, engines, and seconds by role."""
+        """Return all nodes, with name, tags, zone, hardware, capacity, role, reason, claimable, claimed_by, engines, seconds."""
         return (await self._json("GET", "/nodes"))["nodes"]
 
     async def node(self, name: str) -> dict[str, Any]:
@@ -328,16 +326,15 @@ class GatewayClient:
     ) -> dict[str, Any]:
         """Offer a trainer's node for lending while the trainer waits.
 
-        `busy_s`: seconds for which it computed on the groups of its last batch, without the step at the end and without
-        waiting; it gets the node back that much before the next batch is whole (`[lending]
-        recall_ahead_share`). `load_s`: seconds
-        that its weights took to come back. `rest_s`: all else that the batch kept it busy with, such as the step; with the
-        two others it is the training time that `[elastic]` of a cluster decides by.
+        `busy_s`: seconds of its computation on the groups of its last batch, without the step at the end and without waiting.
+        The node is recalled by this much before the next batch is complete (`[lending] recall_ahead_share`). `load_s`: seconds
+        of loading its weights. `rest_s`: seconds of all other work on the batch, such as the step. `[elastic]` of a cluster
+        decides by the sum of the three.
         """
         body = {"model": model, "busy_s": busy_s, "load_s": load_s, "rest_s": rest_s}
         return await self._json("POST", f"/nodes/{node}/release", json=body)
 
-    # What happens
+    # Events and metrics
 
     def events(
         self,
@@ -349,10 +346,9 @@ class GatewayClient:
         group: str | None = None,
         wait_s: float | None = None,
     ) -> EventStream:
-        """Return the events after an id (0: all), or the `last` few and those that follow; without either, those that follow.
+        """Return the events after an id (0: all), or from the `last` few on; without either, only new events.
 
-        `kinds`: `episode`, or `episode.closed`. `wait_s`: ends the stream after this many seconds; 0: at the newest
-        event.
+        `kinds`: such as `episode` or `episode.closed`. `wait_s`: seconds after which the stream ends; 0: at the newest event.
         """
         given = {
             "after": after,
@@ -374,15 +370,15 @@ class GatewayClient:
         run: str = "",
         folder: str = "",
     ) -> None:
-        """Store a step of the trainer, with its finite figures, and report those who watch.
+        """Store a step of the trainer with its finite metrics, and publish it as an event.
 
-        `run`: the name by which its curves are found; `folder`: where a gateway on this machine finds its figures by token.
+        `run`: the name of its curves; `folder`: where a gateway on this machine finds its metrics by token.
         """
         body = {"step": step, "version": version, "figures": dict(figures), "model": model}
         body |= {"run": run, "folder": folder}
         await self._json("POST", "/steps", json=body)
 
-    # How requests are sent
+    # Requests
 
     async def _json(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> dict[str, Any]:
         return answered(await self._send(method, path, wait_s, **kwargs))

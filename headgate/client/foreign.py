@@ -78,7 +78,7 @@ async def cancel(tasks: MutableSet[asyncio.Task[Any]]) -> None:
     while left := {task for task in tasks if not task.done()}:
         if (remaining := limit - asyncio.get_running_loop().time()) <= 0:
             for task in left:
-                log.warning("the task %s was cancelled, and goes on nevertheless", task.get_name())
+                log.warning("the task %s was cancelled, but is still running", task.get_name())
             return
         for task in left:
             task.cancel()

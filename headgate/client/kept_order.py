@@ -1,4 +1,4 @@
-"""An order of tasks whose state is in a file, so that a driver that is started again goes on with what it knew.
+"""An order of tasks whose state is in a file, from which a restarted driver continues.
 
 Owns the file: the state as JSON in its first line, and a line for each group that has ended since. A group appends its task's
 record alone, however many tasks there are; the file is replaced whole when it has as many lines as tasks, and at the start. A
@@ -20,7 +20,7 @@ _FEWEST = 1000
 
 
 class KeptOrder:
-    """`order`, restored from `path` if it is there, and written with every group that ends."""
+    """An order of tasks, restored from `path` if that exists, and written whenever a group ends."""
 
     def __init__(self, order: Lasting, path: Path) -> None:
         """Raise ValueError if the file holds no state."""

@@ -1,4 +1,4 @@
-"""Reports what takes long, while it goes on, so that no program waits in silence."""
+"""Reports what takes long, so that no program waits silently."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Program:
 
 
 async def _refuse_to_end() -> bool:
-    """Cancel all other tasks. Return whether some go on nevertheless."""
+    """Cancel all other tasks; return true if some continue."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -63,7 +63,7 @@ async def _refuse_to_end() -> bool:
 
 
 def _threads_go_on(before: set[threading.Thread]) -> bool:
-    """Return whether threads go on that Python's end would wait for, except those of `before`."""
+    """Return true if threads are running for which Python would wait at its end, except those of `before`."""
     limit = time.monotonic() + _GRACE_S
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon:

@@ -1,9 +1,8 @@
-"""Copies of published versions on this machine's disk, fetched piece by piece from where they are served.
+"""Copies of published versions on this machine's disk, fetched piece by piece from their sources.
 
-Owns `DIR/v000007`, and while it is fetched `DIR/.v000007.partial`. Invariants: a directory of that name is whole, every piece of
-it had its hash, and it is never written again; a fetch that was cut goes on where it was; pieces that another version here has
-are copied and not fetched. A start removes what an earlier process left half-deleted, and half-fetched of versions that are older
-than the newest.
+Owns `DIR/v000007`, and `DIR/.v000007.partial` while it is fetched. Invariants: a directory `v000007` is complete, every piece
+in it matched its hash, and it never changes; an interrupted fetch is resumed; pieces of another local version are copied, not
+fetched. A start removes half-deleted versions, and half-fetched versions that are older than the newest.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import aiohttp
 from blake3 import blake3
 
 from headgate.errors import Unprocessable, WeightsUnavailable
+from headgate.http import ERRORS, Session, headers_with
 from headgate.weights import delta, folders
 from headgate.weights.manifest import (
     FORMAT,
@@ -37,11 +37,9 @@ _PARTIAL = ".partial"
 _AT_ONCE = 4
 """Pieces that are fetched concurrently."""
 _MANIFEST_LIMIT = 2**28
-_CONNECT_S = 10.0
 _SILENCE_S = 30.0
 """Seconds without data after which the next source is used."""
-_FETCH = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-_REQUEST = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+_FETCH = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENCE_S)
 _QUOTED = 500
 """Characters of a mirror's error text."""
 
@@ -53,9 +51,8 @@ class Mirror:
         self.directory = directory
         self.fetched: Counter[str] = Counter()
         """Bytes by where they came from: a source's URL, or "local"."""
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = Session(headers_with(key))
         self._throttle = Throttle(bytes_per_s)
-        self._session: aiohttp.ClientSession | None = None
         self._fetches: dict[int, asyncio.Task[Path]] = {}
 
     async def __aenter__(self) -> Self:
@@ -66,18 +63,10 @@ class Mirror:
         for task in self._fetches.values():
             task.cancel()
         await asyncio.gather(*self._fetches.values(), return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _http(self) -> aiohttp.ClientSession:
-        """The connections, which most gateways never need: their versions come as folders."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers)
-        return self._session
+        await self._http.close()
 
     def path(self, version: int) -> Path:
-        """Where a version is, or would be."""
+        """Return the directory of a version, which may not exist."""
         return self.directory / folders.name_of(version)
 
     def versions(self) -> dict[int, Path]:
@@ -85,10 +74,10 @@ class Mirror:
         return folders.versions_in(self.directory)
 
     async def fetch(self, version: int, sources: Sequence[str]) -> Path:
-        """Bring a version here, from the first source that has it and the others where that one fails.
+        """Fetch a version from the first source that has it, and from the others where that one fails.
 
-        Several callers share one fetch, which goes on if one of them is cancelled. Raise WeightsUnavailable if no source has it,
-        and Unprocessable for a manifest that cannot be used or bytes that are not the manifest's.
+        Several callers share one fetch, which continues if one of them is cancelled. Raise WeightsUnavailable if no source has
+        it, and Unprocessable for an unusable manifest or bytes with a wrong hash.
         """
         task = self._fetches.get(version)
         if task is None:
@@ -105,7 +94,7 @@ class Mirror:
         Raise ValueError, with the mirror's error text, and aiohttp.ClientError.
         """
         url, body = _place(mirror, version), {"sources": list(sources)}
-        async with self._http.post(url, json=body, allow_redirects=False, timeout=_REQUEST) as answer:
+        async with self._http.request("POST", url, json=body) as answer:
             text = await answer.text(errors="replace")
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}: {text[:_QUOTED]}")
@@ -130,12 +119,12 @@ class Mirror:
         missing = await asyncio.to_thread(_prepare, partial, text, pieces, self._local())
         fetched = [piece for piece in missing if piece.file == delta.NAME]
         if parent in self.versions() and len(fetched) < len(missing):
-            await self._bring_all(version, fetched, partial, sources)
+            await self._fetch_all(version, fetched, partial, sources)
             missing = await asyncio.to_thread(_advance, self.path(parent), partial, pieces, missing)
             fetched += missing
         else:
             fetched = missing
-        await self._bring_all(version, missing, partial, sources)
+        await self._fetch_all(version, missing, partial, sources)
         whole, came = (sum(piece.size for piece in some) for some in (pieces, fetched))
         self.fetched["local"] += whole - came
         log.info("version %d: %d bytes fetched, %d were here", version, came, whole - came)
@@ -143,17 +132,17 @@ class Mirror:
         await asyncio.to_thread(_finish, partial, target)
         return target
 
-    async def _bring_all(
+    async def _fetch_all(
         self, version: int, missing: Iterable[Piece], partial: Path, sources: Sequence[str]
     ) -> None:
-        """Fetch pieces, several concurrently. After a failure those on their way are still kept, for the next fetch."""
+        """Fetch pieces, several concurrently. After a failure the pieces in progress are still stored, for the next fetch."""
         waiting = iter(missing)
 
-        async def bring() -> None:
+        async def fetch_pieces() -> None:
             for piece in waiting:
-                await self._bring(version, piece, partial, sources)
+                await self._fetch_piece(version, piece, partial, sources)
 
-        ended = await asyncio.gather(*(bring() for _ in range(_AT_ONCE)), return_exceptions=True)
+        ended = await asyncio.gather(*(fetch_pieces() for _ in range(_AT_ONCE)), return_exceptions=True)
         for error in ended:
             if error is not None:
                 raise error
@@ -163,13 +152,13 @@ class Mirror:
         for source in sources:
             try:
                 return await self._get(f"{_place(source, version)}/{MANIFEST}", None, _MANIFEST_LIMIT)
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            except (*ERRORS, ValueError) as error:
                 wrong.append(f"{source}: {_text(error)}")
         raise WeightsUnavailable(
             f"version {version}: no source has its manifest ({'; '.join(wrong) or 'none is named'})"
         )
 
-    async def _bring(self, version: int, piece: Piece, partial: Path, sources: Sequence[str]) -> None:
+    async def _fetch_piece(self, version: int, piece: Piece, partial: Path, sources: Sequence[str]) -> None:
         wrong, corrupt = [], False
         end = piece.offset + piece.size - 1
         for source in sources:
@@ -178,7 +167,7 @@ class Mirror:
                 data = await self._get(
                     f"{_place(source, version)}/{piece.file}", (piece.offset, end), piece.size
                 )
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            except (*ERRORS, ValueError) as error:
                 wrong.append(f"{source}: {_text(error)}")
                 continue
             self.fetched[source] += len(data)
@@ -192,7 +181,7 @@ class Mirror:
     async def _get(self, url: str, span: tuple[int, int] | None, limit: int) -> bytes:
         """Return the body of an answer. Raise ValueError if it is longer than `limit`, or not of the span."""
         headers = {"Range": f"bytes={span[0]}-{span[1]}"} if span else {}
-        async with self._http.get(url, headers=headers, allow_redirects=False, timeout=_FETCH) as answer:
+        async with self._http.request("GET", url, headers=headers, timeout=_FETCH) as answer:
             if answer.status != (206 if span else 200):
                 raise ValueError(f"HTTP {answer.status}")
             data = bytearray()
@@ -205,7 +194,7 @@ class Mirror:
         return bytes(data)
 
     def _local(self) -> dict[str, tuple[Path, Piece]]:
-        """Where pieces are that versions here have, by their hashes."""
+        """Return the pieces of local versions, with their directories, by their hashes."""
         found = {}
         for path in self.versions().values():
             try:
@@ -234,7 +223,7 @@ class Throttle:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what no fetch will go on with."""
+    """Remove partial versions that no fetch will resume."""
     folders.sweep(directory)
     newest = max(folders.versions_in(directory), default=-1)
     for partial in directory.glob(f".*{_PARTIAL}"):
@@ -266,7 +255,7 @@ def _read(text: bytes, version: int) -> tuple[list[Piece], int]:
 def _prepare(
     partial: Path, manifest: bytes, pieces: Iterable[Piece], local: dict[str, tuple[Path, Piece]]
 ) -> list[Piece]:
-    """Make the files, of their size, with what is here already; return the pieces that are not."""
+    """Create the files at their size, with the local pieces; return the missing pieces."""
     resumed = partial.is_dir() and _bytes(partial / MANIFEST) == manifest
     if not resumed:
         shutil.rmtree(partial, ignore_errors=True)
@@ -341,7 +330,7 @@ def _store(partial: Path, piece: Piece, data: bytes) -> bool:
 
 
 def _finish(partial: Path, target: Path) -> None:
-    """Make a whole version appear, durable."""
+    """Flush a complete version to disk and rename it."""
     for path in (*sorted(partial.iterdir()), partial):
         folders.sync(path)
     partial.rename(target)

@@ -44,7 +44,7 @@ from scheduler.program.calls import (
     SpeedFitted,
 )
 from scheduler.program.events import Added, Published, Started, StepCommand, StepResult
-from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs
+from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleChange
 
 MODEL = "model"
 MACHINE = 8
@@ -95,7 +95,7 @@ class Combined:
         """The engines that moving calls are expected to go to."""
         self._steps: dict[str, StepCommand] = {}
         """Steps that take time, by engine."""
-        self._roles: dict[str, RoleIs] = {}
+        self._roles: dict[str, RoleChange] = {}
         """The roles of the nodes that the trainer needs."""
         self._claims = False
         """The trainer has claimed its nodes, or has them."""
@@ -207,8 +207,8 @@ class Combined:
 
     def on_ready(self, world: World) -> None:
         """Claim the trainer's nodes when the batch is complete or all were recalled; train once it has them."""
-        near = all(role.near for role in self._roles.values())
-        if not self._claims and (near or world.rule.complete(world.rule.next_buffer)):
+        claimable = all(role.claimable for role in self._roles.values())
+        if not self._claims and (claimable or world.rule.complete(world.rule.next_buffer)):
             self._fill(world)
             self._claim()
         self._do_all(world)
@@ -264,7 +264,7 @@ class Combined:
         first = next((host.number for host in world.hosts if host.shared), 0)
         for host in world.hosts:
             if host.gpus != world.scenario.engine_gpus:
-                inject(self._placement.fitted, SpeedFitted(host.name, **asdict(host.engine.costs.model)))
+                inject(self._placement.fitted, SpeedFitted(host.name, host.engine.costs.model))
             if host.shared:
                 node = f"n{(host.number - first) * host.gpus // max(MACHINE, host.gpus)}"
                 if node not in self._roles:
@@ -300,7 +300,7 @@ class Combined:
         for node in self._roles:
             self._hosting.inject(self._lending.claimed, Claimed(node, MODEL))
 
-    def _on_roles(self, roles: tuple[RoleIs, ...]) -> None:
+    def _on_roles(self, roles: tuple[RoleChange, ...]) -> None:
         self._roles.update((role.node, role) for role in roles)
 
     # Commands

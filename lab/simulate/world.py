@@ -13,8 +13,9 @@ Everything follows from the seed, the scenario and the policy: two runs are equa
 - engines: `sync(host, seconds)`, `move(sample, host)`, `give_back(sample)`, `look(host)`;
 - nodes: `claim(hosts, seconds)`, `release(hosts, seconds)`;
 - the trainer: `train()`, `publish(blocked_s)`.
-Which groups may start, and in which batch each is trained, is decided by the staleness rule (`scheduler.policies.rules`),
-the same state machine here and in the gateway. A policy knows lengths only as `sample.predicted`.
+Which groups may start, and in which batch each is trained, is decided by the staleness rule
+(`scheduler.policies.staleness_base`), the same state machine here and in the gateway. A policy knows lengths only as
+`sample.predicted`.
 """
 
 from __future__ import annotations

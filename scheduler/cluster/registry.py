@@ -7,18 +7,23 @@ with those that it should have, so a restarted gateway gets everything again. A 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Self
 
 import httpx
 
+from headgate.client.admin import GatewayClient, GatewayRefused
+from headgate.http import responds
 from headgate.processes.supervised import Report
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import TRAIN, NodeInUse
 
-_ADMIN = "/admin/v1"
 _ANSWER_S = 10.0
+_REMOVAL_S = 5.0
+_NO_ANSWER = (GatewayRefused, httpx.HTTPError)
 _IDLE = "none"
 """The tag of a node without tags: the gateway requires one."""
 
@@ -36,8 +41,7 @@ class Registry:
 
     def __init__(self, gateway: GatewayFile, report: Report, unlent: frozenset[str] = frozenset()) -> None:
         """`unlent`: tags that are not sent to the gateway."""
-        headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
-        self._http = httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, timeout=_ANSWER_S)
+        self._client = GatewayClient(gateway.admin_url, gateway.key, _ANSWER_S)
         self._model = gateway.model
         self._report = report
         self._unlent = unlent
@@ -49,14 +53,11 @@ class Registry:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self._client.close()
 
     async def answers(self, path: str = "/healthz") -> bool:
         """Return True if the gateway answers at `path`; at `/readyz`, if it can serve calls."""
-        try:
-            return (await self._http.get(path)).is_success
-        except httpx.HTTPError:
-            return False
+        return await responds(self._client.url + path, _ANSWER_S)
 
     async def update(
         self,
@@ -72,38 +73,40 @@ class Registry:
         try:
             await self._update_nodes(nodes, claimed)
             return await self._update_engines(engines)
-        except httpx.HTTPError:
+        except _NO_ANSWER:
             return False
 
     async def has_none(self, engines: Collection[str]) -> bool:
         """Return True if the gateway has none of these engines; False also if it does not answer."""
         try:
-            return not (await self._known()).keys() & set(engines)
-        except httpx.HTTPError:
+            return not await self._known() & set(engines)
+        except _NO_ANSWER:
             return False
 
     async def status(self) -> dict[str, Any] | None:
         """Return the state of training, or None if the gateway does not answer."""
         try:
-            answer = await self._http.get(f"{_ADMIN}/status", params={"model": self._model})
-            found: dict[str, Any] = answer.json()
-            return found if answer.is_success else None
-        except (httpx.HTTPError, ValueError):
+            return await self._client.status(self._model)
+        except _NO_ANSWER:
             return None
 
     async def _update_nodes(self, nodes: Sequence[NodeInUse], claimed: Collection[str] | None) -> None:
-        answer = await self._http.get(f"{_ADMIN}/nodes")
-        answer.raise_for_status()
-        known = {row["name"]: set(row["tags"]) for row in answer.json()["nodes"]}
+        known = {row["name"]: set(row["tags"]) for row in await self._client.nodes()}
         for node in nodes:
             free = claimed is not None and node.name not in claimed
             tags = node.tags - self._unlent - ({TRAIN} if free else set()) or {_IDLE}
             if known.get(node.name) != tags:
-                self._check(node.name, await self._http.post(f"{_ADMIN}/nodes", json=_row(node, tags)))
+                await self._accepted(node.name, self._add_node(node, tags))
         names = {node.name for node in nodes}
         for left in self._nodes - names:
-            await self._http.delete(f"{_ADMIN}/nodes/{left}")
+            with suppress(GatewayRefused):
+                await self._client.remove_node(left)
         self._nodes = names
+
+    async def _add_node(self, node: NodeInUse, tags: Collection[str]) -> None:
+        group, capacity = node.group, node.discovered.capacity
+        has = {"cpus": capacity.cpus, "gpus": capacity.gpus, "memory_gb": round(capacity.memory_gb, 1)}
+        await self._client.add_node(node.name, sorted(tags), group.zone, group.hardware, has)
 
     async def _update_engines(self, engines: Mapping[str, Address]) -> bool:
         known = await self._known()
@@ -115,38 +118,30 @@ class Registry:
         await asyncio.gather(*(self._add(name, engines[name]) for name in missing))
         return not missing and not moved and not self._refused & set(engines)
 
-    async def _known(self) -> dict[str, str]:
-        answer = await self._http.get(f"{_ADMIN}/engines")
-        answer.raise_for_status()
-        return {row["name"]: row["url"] for row in answer.json()["engines"]}
+    async def _known(self) -> set[str]:
+        return {row["name"] for row in await self._client.engines()}
 
     async def _add(self, name: str, address: Address) -> None:
-        body = {"name": name, "url": address.url, "model": self._model, "node": address.node}
-        if self._check(name, await self._http.post(f"{_ADMIN}/engines", json=body)):
+        request = self._client.add_engine(name, address.url, self._model, node=address.node)
+        if await self._accepted(name, request):
             self._ours[name] = address
 
     async def _remove(self, name: str) -> None:
-        answer = await self._http.delete(f"{_ADMIN}/engines/{name}", params={"wait": 5.0})
-        if answer.status_code == 404 or (answer.is_success and answer.json().get("removed")):
+        try:
+            removed = (await self._client.remove_engine(name, _REMOVAL_S))["removed"]
+        except GatewayRefused as refused:
+            removed = refused.status == HTTPStatus.NOT_FOUND
+        if removed:
             self._ours.pop(name, None)
 
-    def _check(self, name: str, answer: httpx.Response) -> bool:
-        """Return True if the gateway accepted the request. Report each refusal once."""
-        if answer.is_success:
-            self._refused.discard(name)
-            return True
-        if name not in self._refused:
-            self._refused.add(name)
-            self._report(f"the gateway refuses {name}: {answer.status_code} {answer.text[:300]}")
-        return False
-
-
-def _row(node: NodeInUse, tags: Collection[str]) -> dict[str, Any]:
-    capacity = node.discovered.capacity
-    return {
-        "name": node.name,
-        "tags": sorted(tags),
-        "zone": node.group.zone,
-        "hardware": node.group.hardware,
-        "capacity": {"cpus": capacity.cpus, "gpus": capacity.gpus, "memory_gb": round(capacity.memory_gb, 1)},
-    }
+    async def _accepted(self, name: str, request: Awaitable[object]) -> bool:
+        """Send a request; return True if the gateway accepted it. Report each refusal once."""
+        try:
+            await request
+        except GatewayRefused as refused:
+            if name not in self._refused:
+                self._refused.add(name)
+                self._report(f"the gateway refuses {name}: {refused}")
+            return False
+        self._refused.discard(name)
+        return True

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-import httpx
-
+from headgate.http import responds
 from headgate.processes.child import LocalProcess
 from headgate.processes.errors import GivenUp
 from headgate.processes.ports import url_of
@@ -151,12 +150,11 @@ class Supervisor:
             registry = await stack.enter_async_context(
                 Registry(self.gateway, self._report, self._file.unlent)
             )
-            http = await stack.enter_async_context(httpx.AsyncClient(timeout=5.0))
             stack.push_async_callback(self._end_engines)
             if await registry.answers():
                 raise ClusterError(f"another server listens at {self.gateway.admin_url}")
             gateway = self._supervise(stack, self._gateway(registry))
-            polling = self._task(stack, self._poll(registry, http), "poll")
+            polling = self._task(stack, self._poll(registry), "poll")
             training = None if self._ranks is None else self._task(stack, self._ranks.run(), "trainer")
             return await self._until({gateway, polling, *([training] if training else [])}, training)
 
@@ -268,12 +266,12 @@ class Supervisor:
 
     # Engines
 
-    async def _poll(self, registry: Registry, http: httpx.AsyncClient) -> None:
+    async def _poll(self, registry: Registry) -> None:
         """Keep nodes, engines and the gateway's records up to date. Raise GivenUp when the last engine has failed."""
         announced = False
         while True:
             await self._refresh_nodes()
-            await self._update_engines(http)
+            await self._update_engines()
             known = await registry.update(self._nodes, self._addresses(), self._claimed)
             if known and self._addresses() and self._ranks is not None:
                 self._ranks.may_start.set()
@@ -284,7 +282,7 @@ class Supervisor:
                 await self._rescale(registry, self._autoscaler)
             await asyncio.sleep(self._file.cluster.poll_interval_s)
 
-    async def _update_engines(self, http: httpx.AsyncClient) -> None:
+    async def _update_engines(self) -> None:
         wanted = {one.name: one for one in self._assignment.engines}
         superfluous = [
             name
@@ -295,7 +293,7 @@ class Supervisor:
             await _ended(self._engines.pop(name).task)
         for name, placement in wanted.items():
             if name not in self._engines:
-                process = self._engine(placement, http)
+                process = self._engine(placement)
                 self._all.add(process)
                 task = asyncio.create_task(process.run(), name=name)
                 task.add_done_callback(partial(self._on_engine_ended, name))
@@ -325,7 +323,7 @@ class Supervisor:
             if leaving is None or engine.placement.node.discovered.id != leaving.discovered.id
         }
 
-    def _engine(self, placement: Placement, http: httpx.AsyncClient) -> SupervisedProcess[Running]:
+    def _engine(self, placement: Placement) -> SupervisedProcess[Running]:
         engine, shared = self._file.engine, any(rank.node == placement.node for rank in self._widest)
         group = placement.node.group
         values = {
@@ -339,10 +337,7 @@ class Supervisor:
         job = Job(placement, argv, env, trusted=False, reserve=reserve)
 
         async def healthy(running: Running) -> bool:
-            try:
-                return (await http.get(url_of(running.host, running.port) + engine.health)).is_success
-            except httpx.HTTPError:
-                return False
+            return await responds(url_of(running.host, running.port) + engine.health)
 
         return SupervisedProcess(
             placement.name,

@@ -102,7 +102,7 @@ def _facts(
                 inside.setdefault(value["engine"], set()).add(value["call"])
                 most = max(most, len(inside[value["engine"]]))
             case "SpeedFitted":
-                fitted[value["engine"]] = value
+                fitted[value["engine"]] = value["model"]
     over = [
         c for c in calls.values() if timeline.start_s < c.over_s <= timeline.end_s and c.length > c.prompt
     ]

@@ -2,7 +2,7 @@
 
 The state is decided by the first of these that applies:
 
-- the node's role, if nodes are lent (`RoleIs`): `switching` is switching; under any role but rollout the trainer's state counts;
+- the node's role, if nodes are lent (`RoleChange`): `switching` is switching; except for rollout, the trainer's state counts;
 - the trainer, on a node without engines: it trains, publishes (switching), or waits (idle). Without a trainer's metrics a
   leased and complete batch counts as training until the new version is published;
 - the engines: rollout if one is open and has calls; else switching if one is between `launch` or `hold` and `open`; else idle. In
@@ -115,7 +115,7 @@ class Nodes:
             touched = self._on_engine(value)
         elif kind in ("Placed", "Demand"):
             touched = self._on_calls(value)
-        elif kind in ("NodeAdded", "NodeRemoved", "Hosted", "RoleIs"):
+        elif kind in ("NodeAdded", "NodeRemoved", "Hosted", "RoleChange"):
             touched = self._on_node(value)
         elif kind in (*_BATCH, "Works") and moment.model is not None:
             touched = self._on_trainer(moment, moment.model)

@@ -2,8 +2,8 @@
 
 Sampling and training of successive batches overlap, so a step takes as long as the slower of the two. On one site both draw on
 the same nodes: of all x + y <= n the pair with the least max(T_gen(x), T_train(y)). Across two sites each has a pool of its own:
-the slower stage keeps its pool whole, the faster is cut to the fewest nodes that are still not slower. Of two splits that are
-equally fast the cheaper is better, by the cost of a node's hardware.
+the slower stage keeps its whole pool, and the faster one uses the fewest nodes with which it is not slower. Of two equally fast
+splits the cheaper is better, by the cost of a node's hardware.
 
 The paper measures both times; here they are a model: engines' throughput (`throughput.py`) or points that were measured.
 """
@@ -36,20 +36,20 @@ class Stage(Protocol):
     """Seconds that sampling, or training, of one batch takes."""
 
     def seconds(self, nodes: int, load: Load) -> float:
-        """On this many nodes, at least 1."""
+        """Return the seconds on this many nodes, at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
     """A stage that was measured at some numbers of nodes.
 
-    Between two of them node-seconds are taken to be linear, beyond them constant: the work is divided evenly.
+    Between two of these numbers node-seconds are interpolated linearly; beyond them they are constant.
     """
 
     measured: tuple[tuple[int, float], ...]
     """(nodes, seconds), by nodes, at least one."""
     trains: bool = False
-    """True while it trains; only then `Load.training` applies."""
+    """True for the training stage, to which `Load.training` applies."""
 
     def seconds(self, nodes: int, load: Load) -> float:
         at = bisect_left(self.measured, (nodes, 0.0))
@@ -79,7 +79,7 @@ class Sampling:
     longest: float
     """Tokens of a step's longest reply."""
     prompt: float = 0.0
-    """Mean tokens before it."""
+    """Mean tokens of the prompt."""
     engines: int = 1
     """Engines per node."""
     most: int = 256
@@ -100,7 +100,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Forward and backward of a batch, divided evenly, and what every step costs."""
+    """Forward and backward passes of a batch, divided evenly, and a fixed cost per step."""
 
     samples: int
     reply: float
@@ -149,7 +149,7 @@ class Split:
 
     @property
     def order(self) -> tuple[float, float, int]:
-        """The least is best."""
+        """The sort key: the least is best."""
         return self.step_s, self.cost, self.rollout
 
 
@@ -205,7 +205,7 @@ class Site:
 
 
 def _records(seconds: Sequence[float]) -> list[tuple[int, float]]:
-    """(nodes, seconds) wherever one more node makes it faster than all fewer did."""
+    """Return (nodes, seconds) for each number of nodes that is faster than all smaller ones."""
     found: list[tuple[int, float]] = []
     for nodes, value in enumerate(seconds, 1):
         if not found or value < found[-1][1]:

@@ -1,20 +1,20 @@
-"""StreamRL's elastic rule (arXiv 2504.15930) and its way back, pure: decides whether one more unit of rollout is worth its cost,
-whether one can be given back at no cost, and whether a node is worth more in training than in rollout.
+"""StreamRL's elastic rule (arXiv 2504.15930) and its reverse, pure: decides whether to add a unit of rollout, whether a unit
+can be given back at no cost, and whether a node should change between rollout and training.
 
 Generation and training of successive batches overlap, so a step takes as long as the longer of T_gen and T_train. Generation is
 divided evenly: with n engines a batch is W = n T_gen seconds of engines, and m more make it W / (n + m). StreamRL adds a unit
 while delta >= delta', where delta = T_gen - T_train and delta' = T_gen - W / (n + m) is what the unit saves:
 
     add a unit of m engines while           W / (n + m) >= T_train: all that it saves is saved, as training is still no longer;
-    give back a unit of m engines while     W / (n - m) <  T_train: T_train - T_gen is more than what that adds to generation,
-                                            so training is still the longer, and a step takes no longer than before.
+    give back a unit of m engines while     W / (n - m) <  T_train: T_train - T_gen is more than that adds to generation,
+                                            so training still takes longer, and a step takes no longer than before.
 
 At constant W and T_train the two never alternate if the unit that was added last is the first to be given back. After an addition
 there are N = n + m engines, and W / (N - m) = W / n > W / (n + m) >= T_train: not given back. Once one is given back W / n <
 T_train for the n that are left, and a unit of any size makes that less: none is added. Between the two lies a whole unit.
 
-A node that may do both can switch to training, so that r ranks become r' > r, and training takes T_train r / r' if it is divided
-evenly; or come back from there. It does if all that this saves is saved, as the other stage is still no longer:
+A node that can do both can switch to training, so that r ranks become r' > r, and training takes T_train r / r' if it is divided
+evenly; or switch back. It does if the other stage is still not longer afterwards, so that the whole saving is real:
 
     train on a node of m engines more while      W / (n - m) <= T_train r / r'
     train on one fewer (r' < r) while            W / (n + m) >= T_train r / r'

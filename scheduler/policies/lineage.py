@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 
 def ancestors(parents: Mapping[int, int | None], version: int) -> frozenset[int]:
-    """`version` and every version that it was trained from.
+    """Return `version` and every version that it was trained from.
 
-    `parents` has each version's parent; where that is not known (None), the version before is taken for it.
+    `parents` has each version's parent; if that is unknown (None), the version before counts as the parent.
     """
     found = {version}
     while True:

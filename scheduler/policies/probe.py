@@ -1,8 +1,8 @@
-"""Judge by an engine's log-probabilities whether it computes what its version should.
+"""Judges by an engine's log-probabilities whether it computes what its version should.
 
-They judge sense, not identity: what an engine holds is compared bit by bit where the engine can do so (`proof`). Only where it
-cannot, the distance to the parent decides, and only if it is several times the noise that was measured. All gaps are means over
-the probe's tokens, in nats.
+A probe detects weights that make no sense; identity is proven bit by bit where the engine can compare (`proof`). Where it cannot,
+the distance to the parent version decides, if it is several times the measured noise. All gaps are means over the probe's tokens,
+in nats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Verdict = Literal["passed", "indistinct", "failed"]
 SEVERAL = 4.0
 """Two versions are distinct if they are at a distance of this many times the noise.
 
-By the triangle inequality, a right engine then fails only if its own gap is three times the noise that was measured before.
+By the triangle inequality, a correct engine then fails only if its own gap is three times the noise that was measured before.
 """
 
 

@@ -1,4 +1,4 @@
-"""Weigh what an engine's workers read and hold of a version against what was published, name by name."""
+"""Compares the tensors that an engine's workers have read and hold with those of the published version."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Holding:
     """One worker's comparison of its memory with the tensors of a version that it read."""
 
     hashes: Hashes
-    """Of the bytes that it read."""
+    """The hashes of the bytes that it read."""
     wrong: Mapping[str, str]
-    """Tensors whose memory has other numbers, and where."""
+    """Tensors whose memory has other numbers, with the place."""
     missing: Collection[str] = ()
     """Tensors that the worker keeps in a form in which they cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofReport:
-    """What is known of the bits that an engine holds."""
+    """The result of a proof."""
 
     verdict: ProofVerdict
     """`proven`: every tensor is held, bit by bit. `partial`: those that can be compared are. `failed`: one is not. `none`: the

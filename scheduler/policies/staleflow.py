@@ -1,23 +1,23 @@
 """Decides which group may start and which batch it is trained in: Reserve, Occupy, Consume of StaleFlow (arXiv 2601.12784).
 
-Buffer b is the batch on which version b is trained to give b + 1. It has an entry for each of `batch` groups, and `spare_groups`
-more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group has a
-`min_version` for good, and may be trained in no buffer outside its *window* [min_version, min_version + eta]. It is the version
-that is the newest when the group starts; or, where the engine that admits it is older (`Join.version`), that engine's, or the
-next one whose window has an empty entry.
+Buffer b is the batch on which version b is trained to make version b + 1. It has `batch` entries for groups, and `spare_groups`
+more. It is *complete*, and gets no further group, once `batch` groups occupy it or it was truncated. A group's `min_version`
+never changes, and the group may be trained only in its *window* of buffers [min_version, min_version + eta]. The `min_version`
+is the newest version when the group starts. If the engine that admits the group is older (`Join.version`), it is the engine's
+version, or the next one whose window has an empty entry.
 
-- **Reserve**: the first episode of a group takes an empty entry of the *latest* buffer of the window. None: no start.
-- **Occupy**: a group that is settled takes the *earliest* buffer of its window that it can get.
-- **Consume**: the trainer takes buffer `next_buffer` once it is complete, or gives it back (`Returned`).
+- **Reserve**: the first episode of a group reserves an empty entry of the *latest* possible buffer of the window. If there is
+  none, the group cannot start.
+- **Occupy**: a settled group occupies an entry of the *earliest* possible buffer of its window.
+- **Consume**: the trainer consumes buffer `next_buffer` once it is complete, or gives it back (`Returned`).
 
 Redundancy: the first `size` members of a group to be rewarded are trained, and the first `batch` groups to be settled; the others
-are *surplus*. Surplus members are aborted then. Groups still reserved in a complete buffer race on for another one of their
-window (they get its next empty entry, or at their end the place of its youngest group). They are given up when that buffer is
-consumed, or when every buffer of their window is complete (*no room*).
+are *surplus*, and surplus members are aborted. Groups that are still reserved in a complete buffer compete for another buffer of
+their window: they get its next empty entry, or, once they are settled, the entry of its youngest group. They are given up when
+their buffer is consumed, or when every buffer of their window is complete (*no room*).
 
-Owns the state of all three and nothing else: `apply` depends on the state and the event alone, so the events, replayed in their
-order, give the state again (under the same settings). An event that raises ValueError or is answered by `Refuse` changes nothing
-and need not be kept.
+Owns the state of all three. `apply` depends on the state and the event alone, so replaying the events in order under the same
+settings restores the state. An event that raises ValueError or results in `Refuse` changes nothing and need not be kept.
 
 Invariants, after every event:
 - reserved plus occupied entries of a buffer never exceed `batch + spare_groups`, and occupied ones `batch`. Nothing is reserved
@@ -25,24 +25,24 @@ Invariants, after every event:
 - a reserved group's buffer is not consumed and lies in its window (unless the group is late, see below), and its window has a
   buffer that is neither consumed nor complete. Without spare groups that is its own, so only `Unstick`, `Skipped` or itself can
   end it;
-- no reserved group has an empty entry in a later buffer of its window: empty entries are as early as they can be, where groups
-  that finish first need them. `Moved` restores this whenever an entry is freed, and moves a group later only;
+- no reserved group has an empty entry in a later buffer of its window: empty entries are as early as possible, where groups that
+  finish first need them. `Moved` restores this whenever an entry is freed, and only moves groups to later buffers;
 - a group occupies a buffer that is not later than the one that it holds reserved at that moment (the target of its last `Moved`
   or `OverBound`, else of its `Admit`), and in its window unless it is late. It keeps that entry unless its buffer is skipped;
 - `next_buffer >= version`, unless buffer `next_buffer` is leased and complete: it has been trained and waits for its `Consume`.
 
-Of the last one: a version can be published without the buffer before it having been trained (a first version above 0; a trainer
-that went back to a checkpoint, since a version number is used once only). No group can start for such a buffer any more and
-training would never reach it. `Skipped` passes it over: its occupied groups are lost and its reserved ones are dropped.
+On the last invariant: a version can be published although the buffer before it was not trained (a first version above 0; a
+trainer that went back to a checkpoint, since each version number is used only once). No group can start for such a buffer any
+more, and training would never reach it. `Skipped` skips it: its occupied groups are lost and its reserved ones are dropped.
 
 A group is *late* when no buffer of its window is left for it: they were skipped (`stale`) or are complete (`no_room`). With
 `late_groups = "mask"` it gets the earliest empty entry beyond its window, up to the newest version's eta, if there is one. So
-does a group that had occupied a skipped buffer. `OverBound` reports it, and the tokens beyond the bound are masked. Otherwise
-nothing is ever trained beyond the bound: when a buffer is consumed, everything else lies in later ones.
+does a group that had occupied a skipped buffer. `OverBound` reports this, and the tokens beyond the bound are masked. Otherwise
+no group is ever trained beyond the bound: when a buffer is consumed, all other groups are in later buffers.
 
-With `late_groups = "overtake"` the window of a reserved group ends where that of a new one does, so batches are made of groups in
-the order in which they finish, and only tokens are bounded. The window grows with every version; the third invariant does not
-hold then, and need not: without spare groups no group is reserved in a complete buffer.
+With `late_groups = "overtake"` the window of a reserved group ends where that of a new group does, so batches consist of groups
+in the order in which they finish, and only tokens are bounded. The window grows with every version. The third invariant does not
+hold then, and is not needed: without spare groups no group is reserved in a complete buffer.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class StaleFlow(StalenessRule[GroupRow]):
         return None
 
     def _admitting(self, event: Join) -> int:
-        """Return the version of the engine that admits an episode; none whose window is over, or that is newer than the
-        newest."""
+        """Return the version of the engine that admits an episode, at least the oldest whose window is not over, and at most
+        the newest."""
         if event.version is None:
             return self.version
         return min(max(event.version, self._window().start - self.settings.eta, 0), self.version)
@@ -153,17 +153,17 @@ class StaleFlow(StalenessRule[GroupRow]):
         return commands + self._no_room() if self.complete(target) else commands
 
     def _place(self, group: GroupRow) -> tuple[int, list[Command]]:
-        """Return the earliest buffer that a settled group can get, after what must happen to others for that."""
+        """Return the earliest buffer that a settled group can get, and the commands for the groups that make room there."""
         first, own = max(group.version, self.next_buffer), group.buffer
-        racing = self.complete(own)
+        competing = self.complete(own)
         for buffer in range(first, own):
             if self._entries.empty(buffer):
                 return buffer, []
-            if not racing and not self.complete(buffer) and (other := self._entries.movable(buffer, own)):
+            if not competing and not self.complete(buffer) and (other := self._entries.movable(buffer, own)):
                 return buffer, [self._entries.move(other, own)]
-        if not racing:
+        if not competing:
             return own, []
-        # By the second and third invariants its window has such a buffer, and that is full of others.
+        # By the second and third invariants its window has such a buffer, and other groups hold all of its entries.
         buffer = next(b for b in self._window_of(group) if not self.complete(b))
         commands = self._give_up(self._entries.youngest(buffer), "surplus")
         if buffer > own:
@@ -181,7 +181,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return self._mark_dropped(group, reason, abort)
 
     def _no_room(self) -> list[Command]:
-        """StaleFlow's abort rule, for when a buffer has become complete: the versions in ascending order."""
+        """Apply StaleFlow's abort rule after a buffer has become complete, in ascending order of versions."""
         commands: list[Command] = []
         for group in self._entries.reserved():
             if all(self.complete(b) for b in self._window_of(group)):
@@ -189,7 +189,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return commands
 
     def _late(self, group: GroupRow, reason: str) -> list[Command]:
-        """Handle a reserved group without a buffer left in its window: its own is complete, or has passed."""
+        """Handle a reserved group without a buffer left in its window: its own is complete or was skipped."""
         place = self._place_beyond()
         if place is None:
             return self._give_up(group, reason, abort=self.settings.late_groups != "drop")
@@ -204,22 +204,22 @@ class StaleFlow(StalenessRule[GroupRow]):
 
     def _trained(self, buffer: int) -> list[Command]:
         group_ids = self.entries(buffer)
-        racing = list(self._entries.at(buffer).reserved.values())
-        self._pass(buffer + 1)
+        competing = list(self._entries.at(buffer).reserved.values())
+        self._skip_to(buffer + 1)
         for group_id in group_ids:
             self._forget(group_id)
-        # By the third invariant no buffer of their windows has an empty entry for those that raced here.
-        surplus = [command for group in racing for command in self._give_up(group, "surplus")]
+        # By the third invariant no buffer of their windows has an empty entry for the groups that are still reserved here.
+        surplus = [command for group in competing for command in self._give_up(group, "surplus")]
         return [Consumed(buffer, group_ids), *surplus, *self._published()]
 
     def _published(self) -> list[Command]:
-        """Pass over the buffers before `version`, unless the first of them waits for its `Consume`."""
+        """Skip the buffers before `version`, unless the first of them waits for its `Consume`."""
         first = self.next_buffer
         if first >= self.version or (self.leased and self.complete(first)):
             return []
         commands: list[Command] = []
         lost: list[str] = []
-        old = self._pass(self.version)
+        old = self._skip_to(self.version)
         for group in [group for at in old for group in at.occupied.values()]:
             if saved := self._save(group):
                 commands += saved
@@ -239,7 +239,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         moved = OverBound if place > group.version + self.settings.eta else Moved
         return [moved(group.group_id, group.buffer, place), *self._entries.occupy(group, place)]
 
-    def _pass(self, first: int) -> list[Buffer]:
+    def _skip_to(self, first: int) -> list[Buffer]:
         self.next_buffer, self.leased = first, False
         return self._entries.forget_before(first)
 

@@ -1,8 +1,8 @@
-"""The base of staleness rules, and the part that all share. The rule of the product is `staleflow.py`; the simulator compares it
-with others.
+"""The common base of staleness rules. The rule of the product is `staleflow.py`; the simulator compares it with others.
 
-A rule gets events and answers commands (`staleness_events.py`); it does nothing else. The answers depend on the settings and the
-events so far alone. Batches are numbered from 0; batch b makes version b + 1 out of version b, and is trained once, in order.
+A rule receives events and returns commands (`staleness_events.py`); it does nothing else. The commands depend only on the
+settings and the events so far. Batches are numbered from 0; batch b makes version b + 1 out of version b, and is trained once,
+in order.
 
 Memory: a group that was trained is forgotten with its batch, a dropped one when `DROPPED_KEPT` newer ones were dropped. After
 that a `Join` with its id starts a new group and its episodes are unknown.
@@ -40,7 +40,7 @@ DROPPED_KEPT = 1024
 
 
 class StalenessRule(ABC, Generic[G]):
-    """The groups of one model, and one way to decide about them.
+    """The groups of one model, and the rule that decides about them.
 
     `version` is the newest published version, `next_buffer` the next batch to train, `leased` whether a trainer has it.
     """
@@ -61,7 +61,7 @@ class StalenessRule(ABC, Generic[G]):
     def apply(self, event: Event) -> list[Command]:
         """Change the state by `event`. Raise ValueError, and change nothing, if the event is impossible.
 
-        The answer [Refuse(...)] alone changes nothing either, and such an event need not be stored.
+        A result of [Refuse(...)] alone means that nothing changed, so the event need not be stored.
         """
         match event:
             case Join():
@@ -86,13 +86,12 @@ class StalenessRule(ABC, Generic[G]):
     # Queries
 
     def groups(self) -> list[GroupRow]:
-        """Every group that is not forgotten, in order of start. To be read only."""
+        """Return every group that is not forgotten, in order of start. Read only."""
         return list(self._groups.values())
 
     @abstractmethod
     def entries(self, buffer: int) -> tuple[str, ...]:
-        """Return the groups of batch `next_buffer`, in order; they only grow, until it is `complete`. Of others: what is
-        known."""
+        """Return the known groups of a batch, in order. Those of batch `next_buffer` only grow, until it is `complete`."""
 
     @abstractmethod
     def complete(self, buffer: int) -> bool:
@@ -100,7 +99,7 @@ class StalenessRule(ABC, Generic[G]):
 
     @abstractmethod
     def buffers(self) -> list[BufferRow]:
-        """Every batch that is not consumed and can hold something, in order."""
+        """Return every batch that is not consumed and can have groups, in order."""
 
     @abstractmethod
     def free_slots(self) -> int:

@@ -22,7 +22,7 @@ StuckAction = Literal["retry", "truncate"]
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """An episode wants to start in a group that is trained on `size` members."""
+    """An episode requests to start in a group that is trained on `size` members."""
 
     group_id: str
     episode_id: str
@@ -33,7 +33,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """An episode's run is over and its reward is being computed: it keeps its place until `Reward` or `Drop`."""
+    """An episode has ended and its reward is being computed: it keeps its place until `Reward` or `Drop`."""
 
     episode_id: str
 
@@ -94,8 +94,8 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Unstick:
-    """Buffer `next_buffer` has been STUCK for too long, and its last groups are given up. Others may start for it (`retry`), or
-    the buffer is trained without them (`truncate`)."""
+    """Buffer `next_buffer` has been STUCK for too long, so its last groups are given up. Other groups may start for it (`retry`),
+    or it is trained without them (`truncate`)."""
 
     buffer: int
     action: StuckAction
@@ -127,14 +127,14 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Grading:
-    """The episode's run is over. It keeps its place until its reward is there, or will never be."""
+    """The episode has ended. It keeps its place until it has a reward, or will never have one."""
 
     episode_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberDropped:
-    """The fate of an episode by itself, whatever becomes of its group."""
+    """The episode is dropped, whatever happens to its group."""
 
     episode_id: str
     reason: str
@@ -142,8 +142,8 @@ class MemberDropped:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """The fate of the group and of its rewarded members: entry `entry` (from 0) of `buffer`. If that buffer is skipped, the group
-    is lost (`Skipped`), or gets a place in a later one: `Moved` or `OverBound`, and `Occupied` once more."""
+    """The group with its rewarded members occupies entry `entry` (from 0) of `buffer`. If that buffer is skipped, the group is
+    lost (`Skipped`), or gets a place in a later one: `Moved` or `OverBound`, and a second `Occupied`."""
 
     group_id: str
     buffer: int
@@ -152,7 +152,7 @@ class Occupied:
 
 @dataclass(frozen=True, slots=True)
 class GroupDropped:
-    """The fate of the group and of all members that have none yet."""
+    """The group is dropped, with all members that were not dropped yet."""
 
     group_id: str
     reason: str
@@ -160,7 +160,7 @@ class GroupDropped:
 
 @dataclass(frozen=True, slots=True)
 class AbortEpisode:
-    """The episode runs or is graded in vain. Its fate came just before: `MemberDropped`, or its group's `GroupDropped`."""
+    """The episode is to be stopped: it was dropped just before, by `MemberDropped` or its group's `GroupDropped`."""
 
     episode_id: str
     reason: str
@@ -168,7 +168,7 @@ class AbortEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The group's place is now in a later buffer, within its bound."""
+    """The group was moved to a later buffer, within its bound."""
 
     group_id: str
     from_buffer: int
@@ -177,7 +177,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class OverBound:
-    """The group's place is now in a buffer beyond its bound: tokens of versions before `to_buffer` - eta are to be masked."""
+    """The group was moved to a buffer beyond its bound: tokens of versions before `to_buffer` - eta are to be masked."""
 
     group_id: str
     from_buffer: int
@@ -201,7 +201,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Buffers `first` up to but without `until` will never be trained, nor the groups that occupied them."""
+    """Buffers `first` to `until`, exclusive, will never be trained, nor the groups that occupied them."""
 
     first: int
     until: int
@@ -215,7 +215,7 @@ Command = (
 
 _EVENTS: dict[str, type[Event]] = {t.__name__: t for t in get_args(Event)}
 _STORED_AS = {"OverBound": "Late"}
-"""Names of commands in stored ledgers, where a class is called otherwise today."""
+"""The names of commands in stored ledgers that differ from the names of their classes."""
 
 
 def event_to_json(event: Event) -> dict[str, Any]:

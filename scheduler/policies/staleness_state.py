@@ -1,7 +1,7 @@
 """The state of a ledger of groups: its settings, its groups, and the entries of its buffers.
 
-`Entries` knows who holds which entry of which buffer, and keeps the empty ones as early as they can be (`fill`). It does not know
-when a group is over, nor which buffers a new group may use: that is `staleflow.py`'s.
+`Entries` records which group holds which entry of which buffer, and keeps the empty ones as early as possible (`fill`).
+`staleflow.py` decides when a group is settled, and which buffers a new group may use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from headgate.rewards import all_equal
 from scheduler.policies.staleness_events import (
@@ -32,7 +32,7 @@ MemberState = Literal["open", "grading", "rewarded", "dropped"]
 BufferState = Literal["PENDING", "READY", "READY_WITH_CAPACITY", "STUCK"]
 LateAction = Literal["cancel", "drop", "mask", "overtake"]
 GroupDropReason = Literal["too_few_rewards", "nothing_to_train", "zero_variance"]
-"""Why a group is dropped whose members are all settled."""
+"""Why a settled group is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class LedgerSettings:
 
 @dataclass(frozen=True, slots=True)
 class BufferRow:
-    """A buffer as `StaleFlow.buffers` shows it.
+    """The state of a buffer.
 
     PENDING: it has empty entries. STUCK: it has none, but not enough of them are occupied. READY and READY_WITH_CAPACITY: it is
-    complete, without or with entries left over.
+    complete, without or with unused entries.
     """
 
     buffer: int
@@ -97,7 +97,7 @@ class BufferRow:
 
 @dataclass(slots=True)
 class GroupRow:
-    """A group: what the ledger knows of it. `buffer` is the last one that it held."""
+    """A group. `buffer` is the last one in which it had an entry."""
 
     group_id: str
     size: int
@@ -114,7 +114,7 @@ class GroupRow:
     """`buffer` is beyond its bound: its tokens of versions before `buffer` - eta are to be masked."""
 
     def apply(self, event: Finish | Reward | Drop) -> list[Command]:
-        """Apply an event to its member. A result of [Refuse] alone changes nothing. Raise ValueError, and change
+        """Apply an event to its member; a result of [Refuse] alone means that nothing changed. Raise ValueError, and change
         nothing, if a reward is not finite."""
         episode_id, state = event.episode_id, self.members[event.episode_id]
         if isinstance(event, Reward) and not math.isfinite(event.value or 0.0):
@@ -149,7 +149,7 @@ class GroupRow:
         return "group_closed" if self.closed else None
 
     def settled(self, spare_members: int = 0) -> bool:
-        """`size` members are rewarded, or no member is missing or underway."""
+        """Return true if `size` members are rewarded, or no member is missing or running."""
         whole = self.closed or len(self.members) == self.size + spare_members
         return self.rewarded() == self.size or (whole and not self.running())
 
@@ -172,7 +172,8 @@ class GroupRow:
         return None
 
     def equal(self, within: float, size: float) -> bool:
-        """At least two members are rewarded, and all with one value, but for rounding (`equal_within`, `equal_size`)."""
+        """Return true if at least two members are rewarded, all with one value except for rounding (`equal_within`,
+        `equal_size`)."""
         return self.rewarded() == len(self.values) >= 2 and all_equal(self.values.values(), within, size)
 
 
@@ -192,20 +193,6 @@ class Entries:
     def __init__(self, settings: LedgerSettings) -> None:
         self._settings = settings
         self._buffers: dict[int, Buffer] = {}
-
-    def to_json(self) -> list[Any]:
-        """Every buffer that is not as new, in order."""
-        return [
-            [b, {"reserved": [*at.reserved], "occupied": [*at.occupied], "truncated": at.truncated}]
-            for b, at in sorted(self._buffers.items())
-            if at.reserved or at.occupied or at.truncated
-        ]
-
-    def load(self, value: list[Any], groups: dict[str, GroupRow]) -> None:
-        """Set what `to_json` gave."""
-        for b, at in value:
-            reserved, occupied = ({g: groups[g] for g in at[kind]} for kind in ("reserved", "occupied"))
-            self._buffers[b] = Buffer(reserved, occupied, at.get("truncated", False))
 
     # Queries
 
@@ -227,7 +214,7 @@ class Entries:
         return max(self._buffers, default=-1)
 
     def reserved(self) -> list[GroupRow]:
-        """Every reserved group, the oldest version first."""
+        """Return every reserved group, the oldest version first."""
         groups = (group for _, at in sorted(self._buffers.items()) for group in at.reserved.values())
         return sorted(groups, key=lambda group: group.version)
 
@@ -246,7 +233,7 @@ class Entries:
         return max(reversed(self.at(buffer).reserved.values()), key=lambda group: group.version)
 
     def row(self, buffer: int, leased: bool) -> BufferRow:
-        """Return the buffer as a table shows it."""
+        """Return the state of a buffer."""
         at, left = self.at(buffer), self._left(buffer)
         state: BufferState = "PENDING" if left else "STUCK"
         if self.complete(buffer):
@@ -261,11 +248,11 @@ class Entries:
         group.buffer = buffer
 
     def leave(self, group: GroupRow) -> None:
-        """Free the entry that a group reserved, if its buffer has not passed."""
+        """Free the entry that a group reserved, if its buffer was neither consumed nor skipped."""
         self.at(group.buffer).reserved.pop(group.group_id, None)
 
     def occupy(self, group: GroupRow, buffer: int) -> list[Command]:
-        """Give an entry of `buffer` for good to a group that holds none."""
+        """Give an entry of `buffer` permanently to a group that holds none."""
         occupied = self._open(buffer).occupied
         occupied[group.group_id] = group
         group.buffer, group.state = buffer, "occupied"

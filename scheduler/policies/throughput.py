@@ -1,4 +1,4 @@
-"""The tokens a second that an engine samples, as a function of what runs in it (StaleFlow, arXiv 2601.12784).
+"""The tokens per second that an engine samples, as a function of its running calls (StaleFlow, arXiv 2601.12784).
 
 One decode step reads the cache of every running call (`k1` a token), does the arithmetic of the batch (flat up to `k2 / k3`
 calls, then `k3` a call) and has a fixed cost (`k4`). Every running call gets one token a step, so
@@ -7,8 +7,8 @@ calls, then `k3` a call) and has a fixed cost (`k4`). Every running call gets on
 
 T grows with every call while the batch is small, and falls when a long call joins many short ones: the gain may be negative.
 
-Calls may count more than one each (see `placement.py`): then it is the sum over the calls of what each counts times its
-speed that grows or falls. With weights of one that is T.
+Calls may have weights (see `placement.py`): then the gain is in the sum of each call's weight times its speed. With weights of
+one that is T.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class EngineModel:
     """The coefficients of one kind of engine, in seconds."""
 
     k1: float = 1e-7
-    """A step, for each token in the cache of running calls."""
+    """Seconds of a step for each token in the cache of running calls."""
     k2: float = 5e-3
-    """A step, at least, for the batch."""
+    """The least seconds of a step for the batch."""
     k3: float = 1e-4
-    """A step, for each running call, once the batch is large."""
+    """Seconds of a step for each running call, once the batch is large."""
     k4: float = 5e-3
-    """A step, whatever runs."""
+    """The fixed seconds of a step."""
 
     def __post_init__(self) -> None:
         if min(self.k1, self.k2, self.k3, self.k4) < 0 or max(self.k2, self.k3) + self.k4 <= 0:
@@ -38,13 +38,13 @@ class EngineModel:
         return self.k1 * kv + max(self.k2, self.k3 * running) + self.k4
 
     def rate(self, running: float, kv: float) -> float:
-        """Return the tokens a second."""
+        """Return the tokens per second."""
         return running / self.step_s(running, kv) if running else 0.0
 
     def gain(self, running: int, kv: float, length: float, extra: float = 0.0, weight: float = 1.0) -> float:
-        """Return the tokens a second that one more call of `length` tokens adds; negative if it slows the others by more.
+        """Return the tokens per second that one more call of `length` tokens adds; negative if it slows the others by more.
 
-        `weight`: what it counts; `extra`: what the others count beyond one each.
+        `weight`: the weight of the call; `extra`: the sum of the others' weights beyond one each.
         """
         before = (running + extra) / self.step_s(running, kv) if running else 0.0
         return (running + extra + weight) / self.step_s(running + 1, kv + length) - before

@@ -1,12 +1,12 @@
-"""The calls that wait, and which is next: a waterfall over versions (StaleFlow, arXiv 2601.12784).
+"""The queue of waiting calls: a waterfall over versions (StaleFlow, arXiv 2601.12784).
 
-Calls wait by their `min_version`, oldest first. The call whose turn it is goes to the best engine among those whose version
-is at least that (`placement.py`); where none has room for it, it waits here, not in an engine's queue, and so does every later
-call: none overtakes one that must be trained sooner. Of one `min_version` those that are expected to be longest come first
-(LPT: what begins late has the least time), among as many as come one after another (`_AMONG`); so no call is overtaken for ever.
+Calls are ordered by their `min_version`, oldest first. The first call goes to the best engine among those whose version is at
+least its `min_version` (`placement.py`). If none has room for it, it waits here, not in an engine's queue, and so do all later
+calls: none overtakes one that must be trained sooner. Of one `min_version` the calls with the longest predicted length come
+first (LPT), within blocks of `_AMONG` successive arrivals, so no call is overtaken forever.
 
-Calls that wait in other processes stand in the same order, as far as the last snapshot knows: those with an older `min_version`
-have their place in an engine counted before a call of this process gets one.
+Calls that wait in other processes have their place in the same order, by the last snapshot: room for those with an older
+`min_version` is counted before a call of this process is placed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _Entry = tuple[int, int, int, EngineRequest]
 
 @dataclass(frozen=True, slots=True)
 class PeerBacklog:
-    """Calls of one `min_version` that wait in other processes, as a request of one of them: of mean length, and nothing else is
-    known."""
+    """Calls of one `min_version` that wait in other processes, as an `EngineRequest` of mean length."""
 
     version: int
     length: int
@@ -40,15 +39,15 @@ class PeerBacklog:
 
 
 class Waterfall:
-    """The calls that wait, and how they are poured into engines."""
+    """The waiting calls, and their placement."""
 
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
         self.waiting: dict[str, EngineRequest] = {}
         self._queues: dict[int, list[_Entry]] = {}
-        """The calls that wait, by `min_version`."""
-        self._elsewhere: dict[int, PeerBacklog] = {}
-        """Calls that wait in other processes, by `min_version`, less those whose place was counted."""
+        """The waiting calls, by `min_version`."""
+        self._peer_backlog: dict[int, PeerBacklog] = {}
+        """Calls that wait in other processes, by `min_version`, without those for which room was counted."""
         self._serials = itertools.count()
 
     def add(self, request: EngineRequest) -> None:
@@ -64,47 +63,47 @@ class Waterfall:
         """Remove a waiting call; return True if it was waiting."""
         return self.waiting.pop(call, None) is not None
 
-    def elsewhere(self, queues: Iterable[PeerBacklog]) -> None:
-        """Apply the calls that wait in other processes, by a snapshot."""
-        self._elsewhere = {queue.version: queue for queue in queues}
+    def set_peer_backlog(self, queues: Iterable[PeerBacklog]) -> None:
+        """Set the calls that wait in other processes, by a snapshot."""
+        self._peer_backlog = {queue.version: queue for queue in queues}
 
-    def heads(self) -> list[EngineRequest]:
-        """Return the calls whose turn it is, those of other processes too, oldest version first."""
-        found = (self._head(self._queues[version]) for version in sorted(self._queues))
-        heads = [*(request for request in found if request is not None), *self._elsewhere.values()]
-        return sorted(heads, key=lambda request: request.version)
+    def next_calls(self) -> list[EngineRequest]:
+        """Return the first call of each `min_version`, including those of other processes, oldest version first."""
+        own = (self._first(self._queues[version]) for version in sorted(self._queues))
+        found = [*(request for request in own if request is not None), *self._peer_backlog.values()]
+        return sorted(found, key=lambda request: request.version)
 
-    def pour(self) -> list[tuple[EngineRequest, str]]:
-        """Place calls while engines have room for those whose turn it is."""
+    def place(self) -> list[tuple[EngineRequest, str]]:
+        """Place calls in order while engines have room; return each with its engine."""
         placed: list[tuple[EngineRequest, str]] = []
         if not self.waiting:
             self._queues.clear()
             return placed
         for version in sorted(self._queues):
-            if not self._count_elsewhere(version) or not self._drain(self._queues[version], placed):
+            if not self._count_peers_before(version) or not self._place_queue(self._queues[version], placed):
                 break
             del self._queues[version]
         return placed
 
-    def _count_elsewhere(self, version: int) -> bool:
-        """Count the calls of other processes that go before those of this `min_version`; False if not all of them find room."""
-        for older in sorted(v for v in self._elsewhere if v < version):
-            queue = self._elsewhere[older]
+    def _count_peers_before(self, version: int) -> bool:
+        """Count room for the calls of other processes that precede this `min_version`; return false if there is too little."""
+        for older in sorted(v for v in self._peer_backlog if v < version):
+            queue = self._peer_backlog[older]
             counted = next((n for n in range(queue.calls) if not self.engines.elsewhere(queue)), queue.calls)
             if counted < queue.calls:
-                self._elsewhere[older] = replace(queue, calls=queue.calls - counted)
+                self._peer_backlog[older] = replace(queue, calls=queue.calls - counted)
                 return False
-            del self._elsewhere[older]
+            del self._peer_backlog[older]
         return True
 
-    def _head(self, queue: list[_Entry]) -> EngineRequest | None:
+    def _first(self, queue: list[_Entry]) -> EngineRequest | None:
         while queue and self.waiting.get(queue[0][3].call) is not queue[0][3]:
             heapq.heappop(queue)
         return queue[0][3] if queue else None
 
-    def _drain(self, queue: list[_Entry], placed: list[tuple[EngineRequest, str]]) -> bool:
+    def _place_queue(self, queue: list[_Entry], placed: list[tuple[EngineRequest, str]]) -> bool:
         """Place the calls of a queue; return True if none is left."""
-        while (request := self._head(queue)) is not None:
+        while (request := self._first(queue)) is not None:
             engine = self.engines.best(request)
             if engine is None:
                 return False

@@ -7,32 +7,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler.policies.throughput import EngineModel
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A call wants an engine: a new one, or one that an engine gave back."""
+    """A call needs an engine: a new call, or one that an engine gave back."""
 
     call: str
     version: int
-    """No older version may sample it: its group's `min_version`."""
+    """The oldest version that may sample it: its group's `min_version`."""
     length: int
     """Tokens of its prompt and of what was sampled so far."""
     expected: int = 0
-    """Tokens that are still to come, as predicted; 0: unknown."""
+    """The predicted number of tokens that it will still sample; 0: unknown."""
     near: str = ""
-    """The engine that has `cached` of its tokens in its cache."""
+    """The engine that has most of its tokens in its cache."""
     cached: int = 0
+    """The number of these tokens."""
     avoid: tuple[str, ...] = ()
     """Engines to avoid while there is another."""
     pinned: bool = False
-    """True if the call cannot leave its engine once it is there."""
+    """True if the call cannot move to another engine once it runs."""
     to: str = ""
-    """The engine to use if it is open: the call was sent there, or waited for it."""
+    """The engine to use if it is open, because the call was sent to it or waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallDeparted:
-    """A call has left its engine or the queue: it is over, or it arrives again."""
+    """A call has left its engine or the queue: it has ended, or arrives again."""
 
     call: str
     length: int
@@ -49,7 +52,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An engine runs this version, and takes calls."""
+    """An engine runs this version, and accepts calls."""
 
     engine: str
     version: int
@@ -57,14 +60,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """An engine takes no calls: it is held, asleep, or gone."""
+    """An engine accepts no calls: it is held, asleep, or dead."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """An engine's state, reported by itself or known otherwise."""
+    """An engine's load, by its own report or by the gateway's count."""
 
     engine: str
     running: int
@@ -104,22 +107,22 @@ class PeerRunning:
 
 @dataclass(frozen=True, slots=True)
 class PeerLoad:
-    """What other gateway processes have, where there are any. It comes just before the snapshot that counts their calls too."""
+    """The calls of other gateway processes. Sent just before the snapshot, which counts these calls too."""
 
     processes: int
-    """Those that place calls, this one included."""
+    """The number of processes that place calls, including this one."""
     queued: tuple[PeerQueued, ...] = ()
     running: tuple[PeerRunning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the coordinator has decided at its snapshot, for the processes that follow it."""
+    """The coordinator's decisions at its snapshot, for its followers."""
 
     newest: int
     """The newest version: calls of an older `min_version` are late."""
     pulling: tuple[str, ...] = ()
-    """Engines that have to pull it, and are still open."""
+    """Engines that were commanded to pull it and are still open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +130,7 @@ class SpeedFitted:
     """The fitted speed of an engine (`scheduler.policies.throughput`)."""
 
     engine: str
-    k1: float
-    k2: float
-    k3: float
-    k4: float
+    model: EngineModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A call that runs in an engine is to be given back; it then arrives again. `to`: where it is expected to go."""
+    """The command that an engine give a running call back, which then arrives again. `to`: the engine that it is expected to
+    get."""
 
     call: str
     engine: str

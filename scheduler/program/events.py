@@ -1,4 +1,4 @@
-"""Events of engines from outside, and the steps that the control program orders. Frozen values with a JSON form."""
+"""Events of engines from outside, and the steps that the control program requests. Frozen values with a JSON form."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ Step = Literal[
     "sleep",
     "wake",
 ]
-"""The steps that can be taken with an engine:
+"""The steps of an engine:
 
-- launch, stop: a process, or a connection to an engine that is there; quarantine: out of use, without another attempt;
-- drain: no request gets in, those inside go on elsewhere;
-- sleep: no request gets in, those inside go on elsewhere, and then the engine frees its memory; wake: it has its memory and the
-  newest weights, and holds no request;
-- hold: no request gets in; abort: the engine gives its requests back; settle: the gateway has seen the end of each;
-- handback: like abort, but requests whose sampler cannot move stay; freeze: what is inside stays and samples nothing;
-- load, label, resume: the new weights, their name, and resuming; probe: only the gateway sends requests;
-- open: it is what it should be; what was held back is delivered, and requests get in.
+- launch, stop: start or stop its process, or the connection to an external engine; quarantine: put it out of use, without another
+  attempt to stop it;
+- drain: accept no request; those in the engine continue in other engines;
+- sleep: drain, then free the engine's memory; wake: allocate the memory and load the newest weights;
+- hold: accept no request; abort: make the engine give its requests back; settle: wait until the gateway has received the end of
+  each;
+- handback: as abort, except for requests whose sampler cannot move; freeze: stop sampling, and keep the requests in the engine;
+- load, label, resume: load the new weights, set their name, sample again; probe: compare log-probabilities, while only the
+  gateway sends requests;
+- open: deliver what was held back, and accept requests.
 """
 
 
@@ -48,7 +50,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """One more engine is to be launched."""
+    """An engine was added and has to be launched."""
 
     engine: str
 
@@ -70,7 +72,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version is there, checked and readable."""
+    """A version is published: checked and readable."""
 
     version: int
 
@@ -103,13 +105,13 @@ class EngineLaunched:
 
 @dataclass(frozen=True, slots=True)
 class EngineUnavailable:
-    """An engine is not there: for good, or until it is launched again."""
+    """An engine cannot be used: permanently (`final`), or until it is launched again."""
 
     engine: str
     final: bool
     removed: bool = False
     asleep: bool = False
-    """It is not needed, and has not failed: it returns as a new one when it is woken."""
+    """It has not failed: it returns as a new engine when it is woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,9 @@ class Verdict:
     """The judgment on a version on trial (`trial.py`)."""
 
     version: int
-    kind: Literal["doubted", "tried", "bad"]
-    """doubted: an engine failed with it and goes back, and no other tries; tried: others do, after all; bad: none ever does."""
+    kind: Literal["suspected", "cleared", "bad"]
+    """suspected: an engine failed with it and goes back, and no other begins the update; cleared: others may begin it; bad:
+    no engine ever loads it."""
     live: int
     """The version that engines go back to."""
     why: str = ""
@@ -152,7 +155,7 @@ class StepTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Relaunch:
-    """Time to launch an engine again, if nothing was decided about it since `serial`."""
+    """The time to restart an engine, if nothing was decided about it since `serial`."""
 
     engine: str
     serial: int
@@ -163,7 +166,7 @@ class Relaunch:
 
 @dataclass(frozen=True, slots=True)
 class StepCommand:
-    """A step to begin. The answer is a `StepResult` with the same engine, step and version."""
+    """A step to begin. Its result is a `StepResult` with the same engine, step and version."""
 
     engine: str
     step: Step
@@ -173,10 +176,10 @@ class StepCommand:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """An update has ended: live on at least one engine and under way on none, or failed on all."""
+    """An update has ended: the version is live, or all engines failed to load it."""
 
     version: int
     live: bool
     failures: tuple[str, ...] = ()
     bad: str = ""
-    """Why the version is bad: engines have left it, and none will try it again."""
+    """Why the version is bad; empty if it is not. No engine will load it again."""

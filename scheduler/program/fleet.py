@@ -1,13 +1,14 @@
-"""The life of a model's engines: launched, lost, restarted, given up, put to sleep, removed.
+"""The lifecycle of a model's engines: they are launched, lost, restarted, given up, put to sleep, removed.
 
 Owns the list of engines and the counts of their restarts. An engine that is up belongs to the weight update (`update.py`), which
 decides its version. Invariants:
 - an engine is launched only after its last process was stopped;
-- an engine that fails more than `max_restarts` times within the window is given up, and nothing waits for it. It is tried again
-  after a while, and when the next version is published;
-- an engine that failed before it was ever up is not tried again, unless others start it: a wrong command line stays wrong;
-- an engine that its node (`lending.py`) or a person does not want awake is asleep, or has no process, within `sleep_s` and
-  `stop_s`: one that does not fall asleep is stopped. It is not launched, woken or given up before both want it again;
+- an engine that fails more than `max_restarts` times within the window is given up, and nothing waits for it. It is restarted
+  after `revive_s`, and when the next version is published;
+- an engine that failed before it was ever up is not restarted, unless another program starts it: a wrong command line stays
+  wrong;
+- an engine that must sleep, by its node (`lending.py`) or a person's request, is asleep or has no process within `sleep_s` and
+  `stop_s`: one that does not fall asleep is stopped. It is not launched, woken or given up while one of the two requires sleep;
 - failures of a version on trial (`trial.py`) do not count as restarts, and engines leave a version that is found to be bad;
 - a removed engine is forgotten within `drain_s` and `stop_s`; only then can another engine have its name.
 """
@@ -43,7 +44,16 @@ from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
 
 Phase = Literal[
-    "launching", "up", "stopping", "waiting", "down", "draining", "ending", "falling", "asleep", "waking"
+    "launching",
+    "up",
+    "stopping",
+    "waiting",
+    "given_up",
+    "draining",
+    "removing",
+    "falling_asleep",
+    "asleep",
+    "waking",
 ]
 
 
@@ -60,19 +70,19 @@ class FleetSettings:
     backoff_s: float = 1.0
     """Before the second restart of a window; twice as long before each further one."""
     revive_s: float = 30.0
-    """An engine that was up once and was given up is tried again after so long."""
+    """Seconds after which an engine that was up once and was given up is restarted."""
     insist: bool = False
-    """Others start the engines: one that was never up may come later."""
+    """True if another program starts the engines, so that one that was never up may appear later."""
 
 
 @dataclass(slots=True)
-class _Life:
+class _Lifecycle:
     phase: Phase = "launching"
     restarts: list[int] = field(default_factory=list)
     """The times (ns) within the window."""
     was_up: bool = False
     warm: bool = False
-    """True if the engine was launched and not stopped since: asleep, it only has to be woken."""
+    """True if the engine has a process, which only has to be woken while it sleeps."""
     version: int = 0
     """The version that its last step is about."""
     started: int = -1
@@ -87,9 +97,9 @@ class Fleet(Reactor):
     def __init__(self, name: str, settings: FleetSettings) -> None:
         super().__init__(name)
         self._settings = settings
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, _Lifecycle] = {}
         self._unlent: set[str] = set()
-        """Engines that must sleep because of their nodes, including engines that do not exist yet."""
+        """Engines that must sleep because their nodes are not lent, including engines that do not exist yet."""
         self._paused: set[str] = set()
         """Engines that must sleep because a person requested it."""
         self._asleep: list[Asleep] = []
@@ -100,7 +110,7 @@ class Fleet(Reactor):
         self._bad: int | None = None
         """The version that was last found to be bad."""
         self._trial: Trial | None = None
-        self._doubted = False
+        self._suspected = False
         self._serials = itertools.count(1)
         self._outbox = Outbox()
         self.started = self.physical("started", Started)
@@ -110,7 +120,7 @@ class Fleet(Reactor):
         self.requested = self.physical("requested", Wanted)
         self.step_result = self.physical("step_result", StepResult)
         self.relaunch = self.logical("relaunch", Relaunch)
-        self.late = self.logical("late", StepTimeout)
+        self.step_timeout = self.logical("step_timeout", StepTimeout)
         self.failed = self.input("failed", tuple[Failed, ...])
         self.target = self.input("target", Target)
         self.opened = self.input("opened", Opened)
@@ -122,20 +132,24 @@ class Fleet(Reactor):
         self.asleep = self.output("asleep", tuple[Asleep, ...])
         self.verdict = self.output("verdict", Verdict)
         self.reaction(self._on_started, on=[self.started])
-        self.reaction(self._on_target, on=[self.target], writes=[self.late])
+        self.reaction(self._on_target, on=[self.target], writes=[self.step_timeout])
         self.reaction(self._on_ended, on=[self.ended])
-        self.reaction(self._on_opened, on=[self.opened], writes=[self.late])
-        self.reaction(self._on_wanted, on=[self.wanted], writes=[self.late])
-        self.reaction(self._on_requested, on=[self.requested], writes=[self.late])
-        self.reaction(self._on_added, on=[self.added], writes=[self.late])
+        self.reaction(self._on_opened, on=[self.opened], writes=[self.step_timeout])
+        self.reaction(self._on_wanted, on=[self.wanted], writes=[self.step_timeout])
+        self.reaction(self._on_requested, on=[self.requested], writes=[self.step_timeout])
+        self.reaction(self._on_added, on=[self.added], writes=[self.step_timeout])
         self.reaction(
-            self._on_step_result, on=[self.step_result], writes=[self.launched, self.relaunch, self.late]
+            self._on_step_result,
+            on=[self.step_result],
+            writes=[self.launched, self.relaunch, self.step_timeout],
         )
-        self.reaction(self._on_relaunch, on=[self.relaunch], writes=[self.late])
-        self.reaction(self._on_late, on=[self.late], writes=[self.late, self.relaunch])
-        self.reaction(self._on_failed, on=[self.failed], writes=[self.late, self.relaunch])
-        self.reaction(self._on_lost, on=[self.lost], writes=[self.late, self.relaunch])
-        self.reaction(self._on_removed, on=[self.removed], writes=[self.late])
+        self.reaction(self._on_relaunch, on=[self.relaunch], writes=[self.step_timeout])
+        self.reaction(
+            self._on_step_timeout, on=[self.step_timeout], writes=[self.step_timeout, self.relaunch]
+        )
+        self.reaction(self._on_failed, on=[self.failed], writes=[self.step_timeout, self.relaunch])
+        self.reaction(self._on_lost, on=[self.lost], writes=[self.step_timeout, self.relaunch])
+        self.reaction(self._on_removed, on=[self.removed], writes=[self.step_timeout])
         every: list[Source[Any]] = [
             self.target,
             self.ended,
@@ -145,7 +159,7 @@ class Fleet(Reactor):
             self.added,
             self.step_result,
             self.relaunch,
-            self.late,
+            self.step_timeout,
             self.failed,
             self.lost,
             self.removed,
@@ -163,31 +177,31 @@ class Fleet(Reactor):
         self._trial = Trial(version, self._live, now.tag.time) if version > self._live else None
         self._bad = None
         for engine, life in self._lives.items():
-            if life.phase == "down":
+            if life.phase == "given_up":
                 life.restarts.clear()
-                self._stop(now, engine, f"version {self._version} may do better")
+                self._stop(now, engine, f"it is restarted with version {self._version}")
 
     def _on_ended(self, now: Context) -> None:
-        """End a version's trial once it is live: while all engines sleep, that may be so without any engine."""
+        """End a version's trial once it is live, which needs no engine while all of them sleep."""
         ended = now[self.ended]
         if ended.live:
-            self._acquit(ended.version)
+            self._pass_trial(ended.version)
 
     def _on_opened(self, now: Context) -> None:
         opened, trial = now[self.opened], self._trial
         if trial is None:
             return
         if opened.version == trial.version:
-            self._acquit(opened.version)
-        elif trial.opens(opened.engine, opened.version):
-            self._condemn(now, trial)
+            self._pass_trial(opened.version)
+        elif trial.record_open(opened.engine, opened.version):
+            self._declare_bad(now, trial)
 
-    def _acquit(self, version: int) -> None:
+    def _pass_trial(self, version: int) -> None:
         self._live = max(self._live, version)
         if self._trial is not None and self._trial.version <= version:
             self._trial = None
 
-    def _condemn(self, now: Context, trial: Trial) -> None:
+    def _declare_bad(self, now: Context, trial: Trial) -> None:
         """Declare the version on trial bad: engines leave it, and their restarts since the trial began are not counted."""
         self._bad, self._version = trial.version, trial.live
         for engine, life in self._lives.items():
@@ -199,52 +213,52 @@ class Fleet(Reactor):
         engine = now[self.added].engine
         if engine in self._lives:
             return
-        self._lives[engine] = _Life()
-        if self._unwanted(engine):  # the engine may be there already, and awake
+        self._lives[engine] = _Lifecycle()
+        if self._must_sleep(engine):  # an external engine may be awake already
             self._outbox.unavailable.append(EngineUnavailable(engine, final=True, asleep=True))
-            self._fall(now, engine, "it was added, and its node is not lent")
+            self._begin_sleep(now, engine, "it was added, and its node is not lent")
         else:
             self._outbox.unavailable.append(EngineUnavailable(engine, final=False))
             self._launch(now, engine, "it was added")
 
     def _on_wanted(self, now: Context) -> None:
         for wanted in now[self.wanted]:
-            self._want(now, wanted, self._unlent)
+            self._set_wanted(now, wanted, self._unlent)
 
     def _on_requested(self, now: Context) -> None:
         requested = now[self.requested]
         if requested.engine in self._lives:
-            self._want(now, requested, self._paused)
+            self._set_wanted(now, requested, self._paused)
 
-    def _want(self, now: Context, wanted: Wanted, refused: set[str]) -> None:
-        """`refused`: the engines that one source of requests does not want awake."""
+    def _set_wanted(self, now: Context, wanted: Wanted, refused: set[str]) -> None:
+        """Apply a request that an engine be awake or asleep. `refused`: engines that must sleep by requests of its source."""
         engine, life = wanted.engine, self._lives.get(wanted.engine)
-        slept = self._unwanted(engine)
+        slept = self._must_sleep(engine)
         (refused.discard if wanted.awake else refused.add)(engine)
-        sleeps = self._unwanted(engine)
+        sleeps = self._must_sleep(engine)
         if life is None or sleeps is slept:
             return
         if not sleeps and life.phase == "asleep":
-            self._rouse(now, engine, wanted.reason)
-        elif sleeps and life.phase not in ("draining", "ending", "falling"):
-            self._unwant(now, engine, life, wanted.reason)
+            self._wake(now, engine, wanted.reason)
+        elif sleeps and life.phase not in ("draining", "removing", "falling_asleep"):
+            self._retire(now, engine, life, wanted.reason)
 
-    def _unwanted(self, engine: str) -> bool:
+    def _must_sleep(self, engine: str) -> bool:
         return engine in self._unlent or engine in self._paused
 
-    def _unwant(self, now: Context, engine: str, life: _Life, reason: str) -> None:
+    def _retire(self, now: Context, engine: str, life: _Lifecycle, reason: str) -> None:
         """Put an awake engine to sleep, and stop one that is starting or useless."""
-        self._give_no_evidence(engine)
+        self._leave_trial(engine)
         self._outbox.unavailable.append(EngineUnavailable(engine, final=True, asleep=True))
         match life.phase:
             case "up" | "waking":
-                self._fall(now, engine, reason)
-            case "launching" | "down":
+                self._begin_sleep(now, engine, reason)
+            case "launching" | "given_up":
                 self._stop(now, engine, reason)
             case "waiting":
-                self._rest(engine)
+                self._mark_asleep(engine)
             case _:
-                pass  # the engine is being stopped, and rests afterwards
+                pass  # the engine is being stopped, and is asleep afterwards
 
     def _on_step_result(self, now: Context) -> None:
         step_result = now[self.step_result]
@@ -260,7 +274,7 @@ class Fleet(Reactor):
                     why="its process answers",
                 )
             case "launching", "launch":
-                self._trouble(
+                self._on_failure(
                     now, step_result.engine, step_result.detail, -1 if step_result.excused else life.version
                 )
             case "waking", "wake" if step_result.ok:
@@ -269,30 +283,30 @@ class Fleet(Reactor):
                     self.launched, EngineLaunched(step_result.engine, step_result.version), why="it is awake"
                 )
             case "waking", "wake":
-                self._trouble(
+                self._on_failure(
                     now, step_result.engine, step_result.detail, -1 if step_result.excused else life.version
                 )
-            case "falling", "sleep" if step_result.ok:
-                self._rest(step_result.engine)
-                if not self._unwanted(step_result.engine):
-                    self._rouse(now, step_result.engine, "it is wanted again")
-            case "falling", "sleep":
+            case "falling_asleep", "sleep" if step_result.ok:
+                self._mark_asleep(step_result.engine)
+                if not self._must_sleep(step_result.engine):
+                    self._wake(now, step_result.engine, "it is wanted again")
+            case "falling_asleep", "sleep":
                 self._stop(now, step_result.engine, f"it does not go to sleep: {step_result.detail}")
             case "draining", "drain":
-                life.phase = "ending"
-                self._do(now, step_result.engine, "stop", "it was removed", self._settings.stop_s)
-            case "ending", "stop":
+                life.phase = "removing"
+                self._begin_step(now, step_result.engine, "stop", "it was removed", self._settings.stop_s)
+            case "removing", "stop":
                 self._forget(step_result.engine)
-            case "stopping", "stop" if self._unwanted(step_result.engine):
+            case "stopping", "stop" if self._must_sleep(step_result.engine):
                 life.warm = False
-                self._rest(step_result.engine)
+                self._mark_asleep(step_result.engine)
             case "stopping", "stop":
                 life.phase, life.warm = "waiting", False
                 now.schedule(
                     self.relaunch, Relaunch(step_result.engine, life.serial), after=self._backoff(life)
                 )
             case _:
-                pass  # an answer to a question that was withdrawn
+                pass  # the step was withdrawn
 
     def _on_relaunch(self, now: Context) -> None:
         relaunch = now[self.relaunch]
@@ -301,61 +315,61 @@ class Fleet(Reactor):
             return
         if life.phase == "waiting":
             self._launch(now, relaunch.engine, f"restart {len(life.restarts)}")
-        elif life.phase == "down":
+        elif life.phase == "given_up":
             self._stop(now, relaunch.engine, "it was given up a while ago")
 
-    def _on_late(self, now: Context) -> None:
-        late = now[self.late]
-        life = self._lives.get(late.engine)
-        if life is None or life.serial != late.serial:
+    def _on_step_timeout(self, now: Context) -> None:
+        timeout = now[self.step_timeout]
+        life = self._lives.get(timeout.engine)
+        if life is None or life.serial != timeout.serial:
             return
         if life.phase in ("launching", "waking"):
-            reason = f"step '{late.step}' was not done within {self._settings.start_s:g} s"
-            self._trouble(now, late.engine, reason, life.version)
-        elif life.phase == "falling":
+            reason = f"step '{timeout.step}' was not done within {self._settings.start_s:g} s"
+            self._on_failure(now, timeout.engine, reason, life.version)
+        elif life.phase == "falling_asleep":
             reason = f"step 'sleep' was not done within {self._settings.sleep_s:g} s"
-            self._stop(now, late.engine, reason)
+            self._stop(now, timeout.engine, reason)
         elif life.phase == "draining":
-            life.phase = "ending"
+            life.phase = "removing"
             reason = f"step 'drain' was not done within {self._settings.drain_s:g} s"
-            self._do(now, late.engine, "stop", reason, self._settings.stop_s)
-        elif life.phase in ("stopping", "ending"):
-            self._stop_is_late(now, late.engine, life.phase)
+            self._begin_step(now, timeout.engine, "stop", reason, self._settings.stop_s)
+        elif life.phase in ("stopping", "removing"):
+            self._stop_is_late(now, timeout.engine, life.phase)
 
     def _stop_is_late(self, now: Context, engine: str, phase: Phase) -> None:
         reason = f"step 'stop' was not done within {self._settings.stop_s:g} s"
-        if phase == "stopping" and not self._unwanted(engine):
+        if phase == "stopping" and not self._must_sleep(engine):
             self._give_up(now, engine, reason)
             return
         self._outbox.commands.append(StepCommand(engine, "quarantine", self._version, reason))
-        if phase == "stopping":  # the engine is not needed now: it is tried again when it is wanted
+        if phase == "stopping":  # the engine must sleep: it is launched when it may be awake again
             self._lives[engine].warm = False
-            self._rest(engine)
-        else:  # the engine was removed: nothing would try again
+            self._mark_asleep(engine)
+        else:
             self._forget(engine)
 
     def _on_failed(self, now: Context) -> None:
         for failed in now[self.failed]:
-            self._trouble(now, failed.engine, failed.reason, failed.version)
+            self._on_failure(now, failed.engine, failed.reason, failed.version)
 
     def _on_lost(self, now: Context) -> None:
         lost = now[self.lost]
         life = self._lives.get(lost.engine)
         starting = life is not None and life.phase in ("launching", "waking")
-        self._trouble(now, lost.engine, lost.reason, life.version if life is not None and starting else -1)
+        self._on_failure(now, lost.engine, lost.reason, life.version if life is not None and starting else -1)
 
     def _on_removed(self, now: Context) -> None:
         engine = now[self.removed].engine
         life = self._lives.get(engine)
-        if life is None or life.phase in ("draining", "ending"):
+        if life is None or life.phase in ("draining", "removing"):
             return
-        self._give_no_evidence(engine)
+        self._leave_trial(engine)
         self._outbox.unavailable.append(EngineUnavailable(engine, final=True, removed=True))
         if life.phase == "stopping":
-            life.phase = "ending"  # the stop that has begun is the last step: there is no request to drain
+            life.phase = "removing"  # the stop that has begun is the last step: there is no request to drain
         else:
             life.phase = "draining"
-            self._do(now, engine, "drain", "it was removed", self._settings.drain_s)
+            self._begin_step(now, engine, "drain", "it was removed", self._settings.drain_s)
 
     def _emit(self, now: Context) -> None:
         self._outbox.send(now, self.commands, self.unavailable)
@@ -367,28 +381,32 @@ class Fleet(Reactor):
 
     def _emit_verdict(self, now: Context) -> None:
         trial = self._trial
-        doubted = trial is not None and bool(trial.failed)
+        suspected = trial is not None and bool(trial.failed)
         if trial is not None and trial.version == self._bad:
-            self._trial, doubted = None, False
+            self._trial, suspected = None, False
             verdict = Verdict(trial.version, "bad", trial.live, trial.why)
             now.set(self.verdict, verdict, why=f"version {trial.version} is bad: {trial.why}")
-        elif trial is not None and doubted != self._doubted:
+        elif trial is not None and suspected != self._suspected:
             why = "; ".join(f"{engine}: {reason}" for engine, reason in trial.failed.items())
-            verdict = Verdict(trial.version, "doubted" if doubted else "tried", trial.live, why)
+            verdict = Verdict(trial.version, "suspected" if suspected else "cleared", trial.live, why)
             now.set(self.verdict, verdict, why=why or "the engine that failed with it is at fault")
-        self._doubted = doubted
+        self._suspected = suspected
 
-    def _trouble(self, now: Context, engine: str, reason: str, version: int) -> None:
-        """Handle the failure of an engine that is up, or was to be. `version`: the one it failed with; -1 if unknown."""
+    def _on_failure(self, now: Context, engine: str, reason: str, version: int) -> None:
+        """Handle the failure of an engine that is up or being started. `version`: the one it failed with; -1 if unknown."""
         life = self._lives.get(engine)
-        if life is not None and (life.phase == "falling" or (life.phase == "asleep" and life.warm)):
+        if life is not None and (life.phase == "falling_asleep" or (life.phase == "asleep" and life.warm)):
             self._stop(now, engine, reason)
             return
         if life is None or life.phase not in ("up", "launching", "waking"):
             return
         trial = self._trial
-        finding = "engine" if trial is None else trial.fails(engine, reason, version, life.started)
-        if finding != "engine" or version == self._bad:
+        finding = (
+            "engine_at_fault"
+            if trial is None
+            else trial.record_failure(engine, reason, version, life.started)
+        )
+        if finding != "engine_at_fault" or version == self._bad:
             self._start_over(now, engine, reason, version)
             return
         since = now.tag.time - int(self._settings.window_s * SECOND)
@@ -406,14 +424,14 @@ class Fleet(Reactor):
         self._outbox.unavailable.append(EngineUnavailable(engine, final=False))
         self._stop(now, engine, reason, version)
 
-    def _give_no_evidence(self, engine: str) -> None:
+    def _leave_trial(self, engine: str) -> None:
         if self._trial is not None:
-            self._trial.leaves(engine)
+            self._trial.forget(engine)
 
     def _give_up(self, now: Context, engine: str, reason: str) -> None:
         life = self._lives[engine]
-        self._give_no_evidence(engine)
-        life.phase = "down"
+        self._leave_trial(engine)
+        life.phase = "given_up"
         life.serial = next(self._serials)
         self._outbox.unavailable.append(EngineUnavailable(engine, final=True))
         self._outbox.commands.append(StepCommand(engine, "quarantine", self._version, reason))
@@ -423,27 +441,27 @@ class Fleet(Reactor):
 
     def _stop(self, now: Context, engine: str, reason: str, version: int | None = None) -> None:
         self._lives[engine].phase = "stopping"
-        self._do(now, engine, "stop", reason, self._settings.stop_s, version)
+        self._begin_step(now, engine, "stop", reason, self._settings.stop_s, version)
 
     def _launch(self, now: Context, engine: str, reason: str) -> None:
         life = self._lives[engine]
         life.phase = "launching"
-        self._do(now, engine, "launch", reason, self._settings.start_s)
+        self._begin_step(now, engine, "launch", reason, self._settings.start_s)
         life.started = life.version
 
-    def _fall(self, now: Context, engine: str, reason: str) -> None:
-        self._lives[engine].phase = "falling"
-        self._do(now, engine, "sleep", reason, self._settings.sleep_s)
+    def _begin_sleep(self, now: Context, engine: str, reason: str) -> None:
+        self._lives[engine].phase = "falling_asleep"
+        self._begin_step(now, engine, "sleep", reason, self._settings.sleep_s)
 
-    def _rest(self, engine: str) -> None:
+    def _mark_asleep(self, engine: str) -> None:
         life = self._lives[engine]
         life.phase, life.serial = "asleep", next(self._serials)
         self._asleep.append(Asleep(engine, life.warm))
 
-    def _rouse(self, now: Context, engine: str, reason: str) -> None:
+    def _wake(self, now: Context, engine: str, reason: str) -> None:
         if self._lives[engine].warm:
             self._lives[engine].phase = "waking"
-            self._do(now, engine, "wake", reason, self._settings.start_s)
+            self._begin_step(now, engine, "wake", reason, self._settings.start_s)
         else:
             self._launch(now, engine, reason)
 
@@ -454,7 +472,7 @@ class Fleet(Reactor):
         self._paused.discard(engine)
         self._asleep.append(Asleep(engine, warm=False))
 
-    def _do(
+    def _begin_step(
         self,
         now: Context,
         engine: str,
@@ -465,12 +483,14 @@ class Fleet(Reactor):
     ) -> None:
         """`version`: what the step is about, if it is not what engines are launched with."""
         if version is None:
-            version = self._version if self._trial is None else self._trial.launched
+            version = self._version if self._trial is None else self._trial.launch_version
         life = self._lives[engine]
         life.version, life.serial = version, next(self._serials)
         self._outbox.commands.append(StepCommand(engine, step, version, reason))
-        now.schedule(self.late, StepTimeout(engine, step, life.serial), after=int(deadline_s * SECOND))
+        now.schedule(
+            self.step_timeout, StepTimeout(engine, step, life.serial), after=int(deadline_s * SECOND)
+        )
 
-    def _backoff(self, life: _Life) -> int:
+    def _backoff(self, life: _Lifecycle) -> int:
         exponent = len(life.restarts) - 2
         return int(self._settings.backoff_s * 2**exponent * SECOND) if exponent >= 0 else 0

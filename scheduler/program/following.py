@@ -1,6 +1,6 @@
-"""The program of a gateway process that follows: the placement of its own calls, by the coordinator's snapshots.
+"""The program of a follower: the placement of its own calls, by the coordinator's snapshots.
 
-It decides about no engine: which pull comes from the coordinator with each snapshot.
+It never makes an engine pull: the coordinator decides that, and reports it with each snapshot.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Lends nodes to rollout and gives them back to their trainers (policy: `scheduler.policies.lending`).
+"""Lends nodes to rollout and recalls them for their trainers (policy: `scheduler.policies.lending`).
 
 Owns every node's role. Invariants:
-- a node has one role at a time: its engines are wanted awake only while it is not claimed; an answered claim (role `train`) ends
-  only by a release, or when the trainer is silent for `claim_s`;
-- a claim is answered within `deadline_s`; engines that are not asleep by then are not waited for (the fleet kills them);
-- a node whose tags allow a trainer counts as claimed until its trainer has spoken, or `claim_s` has passed, because this program
-  may have restarted while the trainer computes;
-- a node that is `near` is not lent, and stays so until it is lent or claimed, or its trainer waits for another batch.
+- a node has one role at a time: its engines are wanted awake only while it is not claimed; a granted claim (role `train`) ends
+  only by a release, or when the trainer sends nothing for `claim_s`;
+- a claim is granted within `deadline_s`; engines that are not asleep by then are not waited for (the fleet kills them);
+- a node whose tags allow a trainer counts as claimed until its trainer sends a request, or `claim_s` has passed, because this
+  program may have restarted while the trainer computes;
+- a node that is `claimable` is not lent, and stays so until it is lent or claimed, or its trainer waits for another batch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from scheduler.policies import lending as policy
 from scheduler.policies.lending import LendingSettings
 from scheduler.program.calls import Opened
 from scheduler.program.events import EngineUnavailable
-from scheduler.program.node_state import Awake, Batches, NodeEngine, ProgramNode, Way
+from scheduler.program.node_state import AwakeEngines, Batches, NodeEngine, ProgramNode, Switch
 from scheduler.program.nodes import (
     Asleep,
     Claimed,
+    ClaimTimeout,
     Filling,
     Hosted,
-    Lapse,
     NodeAdded,
     NodeRemoved,
-    Overdue,
     Released,
     Role,
-    RoleIs,
+    RoleChange,
+    SwitchTimeout,
     Wanted,
 )
 from scheduler.reactor import SECOND, Context, Reactor
@@ -50,7 +50,7 @@ class Lending(Reactor):
         self._engines: dict[str, NodeEngine] = {}
         self._batches = Batches(settings.smooth_s)
         self._serials = itertools.count(1)
-        self._roles: dict[str, RoleIs] = {}
+        self._roles: dict[str, RoleChange] = {}
         self._wanted: dict[str, Wanted] = {}
         self.added = self.physical("added", NodeAdded)
         self.removed = self.physical("removed", NodeRemoved)
@@ -58,8 +58,8 @@ class Lending(Reactor):
         self.claimed = self.physical("claimed", Claimed)
         self.released = self.physical("released", Released)
         self.filling = self.physical("filling", Filling)
-        self.lapse = self.logical("lapse", Lapse)
-        self.overdue = self.logical("overdue", Overdue)
+        self.claim_timeout = self.logical("claim_timeout", ClaimTimeout)
+        self.switch_timeout = self.logical("switch_timeout", SwitchTimeout)
         self.opened = {model: self.input(f"opened_{slug}", Opened) for model, slug in models.items()}
         self.unavailable = {
             model: self.input(f"unavailable_{slug}", tuple[EngineUnavailable, ...])
@@ -68,23 +68,23 @@ class Lending(Reactor):
         self.asleep = {
             model: self.input(f"asleep_{slug}", tuple[Asleep, ...]) for model, slug in models.items()
         }
-        self.roles = self.output("roles", tuple[RoleIs, ...])
+        self.roles = self.output("roles", tuple[RoleChange, ...])
         self.wanted = self.output("wanted", tuple[Wanted, ...])
         self._declare(models)
 
     def _declare(self, models: dict[str, str]) -> None:
-        switches = [self.overdue]
-        self.reaction(self._on_added, on=[self.added], writes=[self.lapse, *switches])
+        switches = [self.switch_timeout]
+        self.reaction(self._on_added, on=[self.added], writes=[self.claim_timeout, *switches])
         self.reaction(self._on_removed, on=[self.removed])
         self.reaction(self._on_hosted, on=[self.hosted])
-        self.reaction(self._on_claimed, on=[self.claimed], writes=[self.lapse, *switches])
+        self.reaction(self._on_claimed, on=[self.claimed], writes=[self.claim_timeout, *switches])
         self.reaction(self._on_released, on=[self.released])
-        self.reaction(self._on_lapse, on=[self.lapse])
-        self.reaction(self._on_overdue, on=[self.overdue], writes=switches)
+        self.reaction(self._on_claim_timeout, on=[self.claim_timeout])
+        self.reaction(self._on_switch_timeout, on=[self.switch_timeout], writes=switches)
         self.reaction(self._on_filling, on=[self.filling])
         every: list[Source[Any]] = [
             *(self.added, self.removed, self.hosted, self.claimed, self.released),
-            *(self.lapse, self.overdue, self.filling),
+            *(self.claim_timeout, self.switch_timeout, self.filling),
         ]
         for model, slug in models.items():
             received: tuple[tuple[str, Input[Any], Any], ...] = (
@@ -98,7 +98,7 @@ class Lending(Reactor):
         self.reaction(self._consider, on=every, writes=switches)
         self.reaction(self._emit, on=every, writes=[self.roles, self.wanted])
 
-    # Nodes and engines come and go
+    # Nodes and engines
 
     def _on_added(self, now: Context) -> None:
         added = now[self.added]
@@ -107,14 +107,14 @@ class Lending(Reactor):
             return
         node = self._nodes[added.node] = ProgramNode(added.node, tags) if known is None else known
         node.tags = tags
-        node.claimed, node.near, node.way, node.called_back_at = False, False, None, None
-        node.unsure = "train" in tags
+        node.claimed, node.claimable, node.switch, node.recalled_at = False, False, None, None
+        node.unknown_claim = "train" in tags
         node.lent = "rollout" in tags and "train" not in tags
         self._role(node, "rollout" if node.lent else "idle", "it was added, tagged " + ", ".join(added.tags))
         for engine in node.engines:
             self._want(engine, node.lent, f"the tags of {added.node} are {', '.join(added.tags)}")
-        if node.unsure:
-            self._expect(now, node)
+        if node.unknown_claim:
+            self._renew_claim(now, node)
 
     def _on_removed(self, now: Context) -> None:
         node = self._nodes.pop(now[self.removed].node, None)
@@ -133,7 +133,7 @@ class Lending(Reactor):
         self._engines[hosted.engine] = NodeEngine(hosted.node)
         node.engines[hosted.engine] = None
         self._want(hosted.engine, node.lent, f"it lives on {hosted.node}, which is {node.role}")
-        if node.way is not None:
+        if node.switch is not None:
             node.pending.add(hosted.engine)
 
     def _drop(self, engine: str) -> None:
@@ -154,8 +154,8 @@ class Lending(Reactor):
                 continue  # the node was removed
             engine.model, engine.open, engine.asleep, engine.warm = model, False, True, asleep.warm
             node = self._nodes.get(engine.node)
-            if node is not None and (node.way == "call back" or engine.leaving):
-                self._switched(now, asleep.engine, node)
+            if node is not None and (node.switch == "recall" or engine.leaving):
+                self._engine_switched(now, asleep.engine, node)
             if engine.leaving:
                 self._drop(asleep.engine)
 
@@ -164,8 +164,8 @@ class Lending(Reactor):
         engine = self._engine_of(name, model)
         engine.open, engine.asleep, engine.warm = True, False, True
         node = self._nodes.get(engine.node)
-        if node is not None and node.way == "lend":
-            self._switched(now, name, node)
+        if node is not None and node.switch == "lend":
+            self._engine_switched(now, name, node)
 
     def _engine_of(self, name: str, model: str) -> NodeEngine:
         engine = self._engines.setdefault(name, NodeEngine())
@@ -179,135 +179,139 @@ class Lending(Reactor):
         node = self._nodes.get(claimed.node)
         if node is None or "train" not in node.tags:
             return
-        self._expect(now, node)
+        self._renew_claim(now, node)
         if node.claimed:
             return
-        node.claimed, node.unsure, node.near, node.model = True, False, False, claimed.model
-        node.called_back_at = None
-        if node.way != "call back":
-            self._call_back(now, node, f"the trainer of {claimed.model} claims it")
+        node.claimed, node.unknown_claim, node.claimable, node.model = True, False, False, claimed.model
+        node.recalled_at = None
+        if node.switch != "recall":
+            self._recall(now, node, f"the trainer of {claimed.model} claims it")
 
     def _on_released(self, now: Context) -> None:
         released = now[self.released]
         node = self._nodes.get(released.node)
         if node is None or "train" not in node.tags:
             return
-        node.model, had = released.model, node.claimed or node.unsure
-        self._free(node, f"the trainer of {released.model} waits")
+        node.model, had = released.model, node.claimed or node.unknown_claim
+        self._end_claim(node, f"the trainer of {released.model} waits")
         more = any(other.claimed and other.model == released.model for other in self._nodes.values())
         if released.busy_s and had and not more:  # the trainer reports the same for each of its nodes
             self._batches.trained(released.model, released.busy_s)
         if released.load_s and had:
             node.load.measured(released.load_s)
 
-    def _on_lapse(self, now: Context) -> None:
-        lapse = now[self.lapse]
-        node = self._nodes.get(lapse.node)
-        if node is not None and node.claim == lapse.serial:
-            self._free(node, f"no trainer has spoken for {self._settings.claim_s:g} s")
+    def _on_claim_timeout(self, now: Context) -> None:
+        timeout = now[self.claim_timeout]
+        node = self._nodes.get(timeout.node)
+        if node is not None and node.claim == timeout.serial:
+            self._end_claim(node, f"no trainer has sent a request for {self._settings.claim_s:g} s")
 
-    def _free(self, node: ProgramNode, reason: str) -> None:
-        had = node.claimed or node.unsure
-        node.claimed = node.unsure = node.near = False
+    def _end_claim(self, node: ProgramNode, reason: str) -> None:
+        had = node.claimed or node.unknown_claim
+        node.claimed = node.unknown_claim = node.claimable = False
         node.claim = next(self._serials)
-        if had and node.way is None:
+        if had and node.switch is None:
             self._role(node, "idle", reason)
 
-    def _expect(self, now: Context, node: ProgramNode) -> None:
+    def _renew_claim(self, now: Context, node: ProgramNode) -> None:
         """Renew the deadline of a trainer that has sent a request."""
         node.claim = next(self._serials)
-        now.schedule(self.lapse, Lapse(node.name, node.claim), after=_ns(self._settings.claim_s))
+        now.schedule(
+            self.claim_timeout, ClaimTimeout(node.name, node.claim), after=_ns(self._settings.claim_s)
+        )
 
     def _on_filling(self, now: Context) -> None:
         self._batches.filled(now.tag.time / SECOND, now[self.filling])
 
     # Switches
 
-    def _call_back(self, now: Context, node: ProgramNode, reason: str) -> None:
+    def _recall(self, now: Context, node: ProgramNode, reason: str) -> None:
         node.lent = False
-        self._begin(now, node, "call back", reason)
+        self._begin_switch(now, node, "recall", reason)
 
-    def _begin(self, now: Context, node: ProgramNode, way: Way, reason: str) -> None:
-        node.way, node.began, node.serial = way, now.tag.time, next(self._serials)
+    def _begin_switch(self, now: Context, node: ProgramNode, switch: Switch, reason: str) -> None:
+        node.switch, node.began, node.serial = switch, now.tag.time, next(self._serials)
         node.pending = set()
         for engine in node.engines:
             known = self._engines[engine]
-            if (way == "lend" and not known.open) or (way == "call back" and not known.asleep):
+            if (switch == "lend" and not known.open) or (switch == "recall" and not known.asleep):
                 node.pending.add(engine)
             self._want(engine, node.lent, reason)
         node.cold = any(not self._engines[engine].warm for engine in node.pending)
         if not node.pending:
-            self._end(node, reason)
+            self._end_switch(node, reason)
             return
         self._role(node, "switching", reason)
-        now.schedule(self.overdue, Overdue(node.name, node.serial), after=_ns(self._settings.deadline_s))
+        now.schedule(
+            self.switch_timeout, SwitchTimeout(node.name, node.serial), after=_ns(self._settings.deadline_s)
+        )
 
-    def _switched(self, now: Context, engine: str, node: ProgramNode) -> None:
-        """Handle an engine that has done what its node's switch waits for, or was removed."""
-        if node.way is None or engine not in node.pending:
+    def _engine_switched(self, now: Context, engine: str, node: ProgramNode) -> None:
+        """Record that an engine of a node that is being switched is awake or asleep as required, or was removed."""
+        if node.switch is None or engine not in node.pending:
             return
         node.pending.discard(engine)
         if not node.pending:
             seconds = (now.tag.time - node.began) / SECOND
-            mean = node.sleep if node.way == "call back" else node.launch if node.cold else node.wake
+            mean = node.sleep if node.switch == "recall" else node.launch if node.cold else node.wake
             mean.measured(seconds)
-            self._end(node, f"it took {seconds:.2f} s")
+            self._end_switch(node, f"it took {seconds:.2f} s")
 
-    def _end(self, node: ProgramNode, reason: str) -> None:
-        way, node.way, node.pending = node.way, None, set()
-        role: Role = "rollout" if way == "lend" else "train" if node.claimed else "idle"
+    def _end_switch(self, node: ProgramNode, reason: str) -> None:
+        switch, node.switch, node.pending = node.switch, None, set()
+        role: Role = "rollout" if switch == "lend" else "train" if node.claimed else "idle"
         self._role(node, role, reason)
 
-    def _on_overdue(self, now: Context) -> None:
-        overdue = now[self.overdue]
-        node = self._nodes.get(overdue.node)
-        if node is None or node.way is None or node.serial != overdue.serial:
+    def _on_switch_timeout(self, now: Context) -> None:
+        timeout = now[self.switch_timeout]
+        node = self._nodes.get(timeout.node)
+        if node is None or node.switch is None or node.serial != timeout.serial:
             return
         late = ", ".join(sorted(node.pending))
-        if node.way == "call back":
-            self._end(node, f"{late} did not fall asleep within {self._settings.deadline_s:g} s")
+        if node.switch == "recall":
+            self._end_switch(node, f"{late} did not fall asleep within {self._settings.deadline_s:g} s")
         elif any(self._engines[engine].open for engine in node.engines):
-            self._end(node, f"{late} did not open within {self._settings.deadline_s:g} s")
-        else:  # the engine is still on its way, like a launched one
-            now.schedule(self.overdue, overdue, after=_ns(self._settings.deadline_s))
+            self._end_switch(node, f"{late} did not open within {self._settings.deadline_s:g} s")
+        else:  # its engines are still being started
+            now.schedule(self.switch_timeout, timeout, after=_ns(self._settings.deadline_s))
 
-    # Nodes that no trainer has
+    # Nodes that no trainer uses
 
     def _consider(self, now: Context) -> None:
         nodes = [node for node in self._nodes.values() if node.unused]
         if not nodes:
             return
-        awake = Awake(self._engines, self._nodes)
+        awake = AwakeEngines(self._engines, self._nodes)
         for node in nodes:
             if node.lent:
-                self._consider_calling_back(now, node, awake)
+                self._consider_recall(now, node, awake)
             elif not (node.lendable and node.engines):
-                self._near(node, "it has no engine that could sample")
-            elif node.way is None:
+                self._mark_claimable(node, "it has no engine that could sample")
+            elif node.switch is None:
                 self._consider_lending(now, node, awake)
 
-    def _consider_lending(self, now: Context, node: ProgramNode, awake: Awake) -> None:
+    def _consider_lending(self, now: Context, node: ProgramNode, awake: AwakeEngines) -> None:
         models = self._models(node)
         cold = any(not self._engines[engine].warm for engine in node.engines)
-        called_back = node.called_back_at
+        recalled = node.recalled_at
         state = policy.Lendable(
             wait_s=self._batches.wait_s(node.model),
             calls=self._batches.calls(models),
             awake=sum(awake.of[model] - awake.on[node.name, model] for model in models),
             wake_s=(node.launch if cold else node.wake).value,
             sleep_s=node.sleep.value,
-            called_back_s=math.inf if called_back is None else (now.tag.time - called_back) / SECOND,
+            recalled_s=math.inf if recalled is None else (now.tag.time - recalled) / SECOND,
             train_s=self._batches.train_s(node.model),
             load_s=node.load.value,
         )
         verdict = policy.lend(state, self._settings)
         if verdict.yes:
-            node.lent, node.lent_at, node.near = True, now.tag.time, False
-            self._begin(now, node, "lend", verdict.reason)
-        elif verdict.near:
-            self._near(node, verdict.reason)
+            node.lent, node.lent_at, node.claimable = True, now.tag.time, False
+            self._begin_switch(now, node, "lend", verdict.reason)
+        elif verdict.claimable:
+            self._mark_claimable(node, verdict.reason)
 
-    def _consider_calling_back(self, now: Context, node: ProgramNode, awake: Awake) -> None:
+    def _consider_recall(self, now: Context, node: ProgramNode, awake: AwakeEngines) -> None:
         staying = sum(awake.of[model] - awake.lent[node.model, model] for model in self._models(node))
         state = policy.Lent(
             wait_s=self._batches.wait_s(node.model),
@@ -317,15 +321,15 @@ class Lending(Reactor):
             train_s=self._batches.train_s(node.model),
             load_s=node.load.value,
         )
-        verdict = policy.call_back(state, self._settings)
+        verdict = policy.recall(state, self._settings)
         if verdict.yes:
-            node.near, node.called_back_at = True, now.tag.time
-            self._call_back(now, node, verdict.reason)
+            node.claimable, node.recalled_at = True, now.tag.time
+            self._recall(now, node, verdict.reason)
 
-    def _near(self, node: ProgramNode, reason: str) -> None:
+    def _mark_claimable(self, node: ProgramNode, reason: str) -> None:
         """Mark a node that has no other use before the batch is whole."""
-        if not node.near:
-            node.near = True
+        if not node.claimable:
+            node.claimable = True
             self._role(node, node.role, reason)
 
     def _models(self, node: ProgramNode) -> list[str]:
@@ -338,7 +342,7 @@ class Lending(Reactor):
 
     def _role(self, node: ProgramNode, role: Role, reason: str) -> None:
         node.role = role
-        self._roles[node.name] = RoleIs(node.name, role, reason, node.near)
+        self._roles[node.name] = RoleChange(node.name, role, reason, node.claimable)
 
     def _emit(self, now: Context) -> None:
         if self._roles:

@@ -14,12 +14,12 @@ from typing import Literal
 from scheduler.policies.lending import Mean, Pace, batch_wait_s
 from scheduler.program.nodes import Filling, Role
 
-Way = Literal["lend", "call back"]
+Switch = Literal["lend", "recall"]
 
 
 @dataclass(slots=True)
 class NodeEngine:
-    """An engine, and how it is."""
+    """An engine and its state."""
 
     node: str = ""
     model: str = ""
@@ -33,31 +33,31 @@ class NodeEngine:
 
 @dataclass(slots=True)
 class ProgramNode:
-    """A node, whose it is, and what it costs to switch it."""
+    """A node, its claim, and the measured seconds of its switches."""
 
     name: str
     tags: frozenset[str]
     engines: dict[str, None] = field(default_factory=dict)
-    """Its engines in the order in which they came."""
+    """Its engines in the order in which they were added."""
     role: Role = "idle"
     model: str = ""
-    """The model whose trainer spoke last."""
+    """The model whose trainer sent the last request."""
     claimed: bool = False
-    unsure: bool = False
-    """Its trainer has sent nothing yet: it may be claimed."""
+    unknown_claim: bool = False
+    """True if its trainer has sent nothing yet, so that the node may be claimed."""
     lent: bool = False
-    """Its engines are wanted awake."""
-    near: bool = False
-    """Its trainer may have it immediately."""
-    way: Way | None = None
-    """The switch that is under way."""
+    """True if its engines are wanted awake."""
+    claimable: bool = False
+    """True if its trainer may have it immediately."""
+    switch: Switch | None = None
+    """The running switch."""
     cold: bool = False
     """True if a process has to be started in this switch."""
     pending: set[str] = field(default_factory=set)
-    """Engines that have not done it yet."""
+    """The engines for which the switch still waits."""
     began: int = 0
     lent_at: int = 0
-    called_back_at: int | None = None
+    recalled_at: int | None = None
     serial: int = 0
     """The number of the node's last switch."""
     claim: int = 0
@@ -66,12 +66,12 @@ class ProgramNode:
     launch: Mean = field(default_factory=Mean)
     sleep: Mean = field(default_factory=Mean)
     load: Mean = field(default_factory=Mean)
-    """The return of the trainer's weights."""
+    """Loading the trainer's weights to the device."""
 
     @property
     def unused(self) -> bool:
         """True if the trainer has no use for the node, so that it may be lent."""
-        return "train" in self.tags and not (self.claimed or self.unsure)
+        return "train" in self.tags and not (self.claimed or self.unknown_claim)
 
     @property
     def lendable(self) -> bool:
@@ -79,7 +79,7 @@ class ProgramNode:
         return {"rollout", "train"} <= self.tags
 
 
-class Awake:
+class AwakeEngines:
     """Open engines, counted: `of` a model; `on` a node, of a model; `lent`, by a trainer's model, of a model."""
 
     def __init__(self, engines: dict[str, NodeEngine], nodes: dict[str, ProgramNode]) -> None:
@@ -106,7 +106,7 @@ class Batches:
         self._training: dict[str, Mean] = {}
 
     def filled(self, now_s: float, filling: Filling) -> None:
-        """Note how full a model's batch is now."""
+        """Record how full a model's batch is."""
         self._filling[filling.model] = filling
         pace = self._paces.setdefault(filling.model, Pace(self._smooth_s))
         pace.update(now_s, filling.buffer, filling.groups, filling.size, filling.ahead)

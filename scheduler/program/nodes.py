@@ -34,7 +34,7 @@ class NodeRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """An engine of a model lives on a node; without a node it lives elsewhere, and is never lent."""
+    """An engine runs on a node. Engines without a node are never lent."""
 
     engine: str
     node: str
@@ -42,7 +42,7 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A trainer wants its node, to compute on it."""
+    """A trainer claims its node, to compute on it."""
 
     node: str
     model: str
@@ -50,7 +50,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A trainer waits for a batch and has no use for its node."""
+    """A trainer waits for a batch and does not need its node."""
 
     node: str
     model: str
@@ -64,7 +64,8 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """The batch that a model's trainer waits for: once a second if nodes may be lent, and when one is leased, whole or over."""
+    """The batch that a model's trainer waits for. Sent once a second if nodes may be lent, and when a batch is leased, whole or
+    trained."""
 
     model: str
     buffer: int
@@ -80,7 +81,7 @@ class Filling:
     trained: int = -1
     """The newest batch that was trained, likewise."""
     due: int = 0
-    """Groups that run and can be in no later batch."""
+    """Running groups that can be in no later batch."""
     longest_s: float = 0.0
     """Predicted seconds until the last of them is over; 0: unknown."""
 
@@ -113,19 +114,19 @@ class Asleep:
 
     engine: str
     warm: bool = True
-    """Its process is there, and only to be woken; else it is to be launched."""
+    """True if it has a process, which only has to be woken; otherwise it has to be launched."""
 
 
 @dataclass(frozen=True, slots=True)
-class RoleIs:
+class RoleChange:
     """The new role of a node, and the reason."""
 
     node: str
     role: Role
     reason: str = ""
-    near: bool = False
-    """Its trainer may claim it now, though its batch is not whole: it was called back for that, or is not lent any more before it
-    is, or never."""
+    claimable: bool = False
+    """Its trainer may claim it although its batch is not whole: the node was recalled, or will not be lent before the batch is
+    whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +139,15 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Lapse:
-    """A trainer has sent nothing about its node for too long and may be dead, unless something arrived after `serial`."""
+class ClaimTimeout:
+    """The deadline of a claim: its trainer may be dead, unless it sent a request after `serial`."""
 
     node: str
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
-class Overdue:
+class SwitchTimeout:
     """A switch's deadline. `serial` identifies the switch."""
 
     node: str

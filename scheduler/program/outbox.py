@@ -23,12 +23,12 @@ class Outbox:
     ) -> None:
         """Set the ports that have values."""
         if self.commands:
-            why = "; ".join(f"{do.engine}: {do.reason}" for do in self.commands)
+            why = "; ".join(f"{command.engine}: {command.reason}" for command in self.commands)
             now.set(commands, tuple(self.commands), why=why)
         if self.unavailable:
             now.set(
                 unavailable,
                 tuple(self.unavailable),
-                why="; ".join(f"{g.engine} is unavailable" for g in self.unavailable),
+                why="; ".join(f"{engine.engine} is unavailable" for engine in self.unavailable),
             )
         self.commands, self.unavailable = [], []

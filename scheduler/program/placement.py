@@ -3,16 +3,16 @@
 Owns the waiting calls and the engine of each running call, from events alone (`calls.py`). This state is speculative: a decision
 counts before any engine shows it. The policies decide: `placement`, `sync`, `migration`. Invariants:
 - a call is placed on no engine whose version is below its `min_version`;
-- a call that arrived is placed once, unless it leaves first; then nothing is decided about it until it arrives again;
+- a call that arrived is placed once, unless it leaves first; nothing else is decided about it until it arrives again;
 - a call waits only while no open engine has room for it, or for an earlier call that must be trained sooner;
-- while a call waits that no open engine may sample, an engine is on its way to the newest version (order `pull`);
-- no call is moved at the moment at which an engine has to pull.
+- while a call waits that no open engine may sample, an engine is loading the newest version (order `pull`);
+- no call is moved at a tag at which an engine is commanded to pull.
 
-Where there are several gateway processes the coordinator has one of these, which decides about pulls, and every other
-process one for its own calls (`follower_placement.py`). It gets the same snapshots and what was decided (`Plan`), so its calls
-go where this one would send them; what waits elsewhere has its place in the order of the queue (`PeerLoad`).
+Of several gateway processes the coordinator has one of these reactors, which decides about pulls, and every follower has one for
+its own calls (`follower_placement.py`). Followers get the same snapshots and the coordinator's decisions (`Plan`), so their calls
+go where the coordinator would send them; calls that wait in other processes count in the order of the queue (`PeerLoad`).
 
-Every event costs the logarithm of the number of engines and calls; the snapshot, once a second, costs their number.
+An event costs the logarithm of the number of engines and calls; the snapshot, once a second, costs their number.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Run:
     request: EngineRequest
     pinned: bool
     since: float
-    """Steps of the engine when it came (`Placement._steps`)."""
+    """The steps of the engine when the call was placed (`Placement._steps`)."""
     moved: bool = False
 
 
@@ -92,20 +92,21 @@ class Placement(Reactor):
         self._waterfall = Waterfall(self._engines)
         self._runs: dict[str, _Run] = {}
         self._inside: dict[str, dict[str, _Run]] = {}
-        """The same by engine, in the order in which they were placed."""
+        """The runs of each engine, in the order in which they were placed."""
         self._target = -1
         self._steps: dict[str, float] = {}
-        """Tokens that a call has sampled that was in the engine all the time: what calls have now is what they had, and these."""
+        """The number of tokens that each engine has sampled for a call that was there since its first snapshot. The tokens of a
+        call in between are the difference to `_Run.since`."""
         self._pulls: dict[str, int] = {}
-        """The times (ns) of the commands to pull, by engine, until it is open again or dead."""
+        """The times (ns) of the commands to pull, by engine, until the engine is open again or dead."""
         self._longest = 0
         """Tokens of the longest conversation that has left an engine."""
-        self._foretold = False
-        """Lengths of calls are predicted."""
+        self._lengths_predicted = False
+        """True once a call came with a predicted length."""
         self._peer_load: PeerLoad | None = None
-        """Of other processes, once there are any."""
-        self._settles = True
-        """No engine had to pull since the last snapshot, as far as this process follows one that decides."""
+        """The load of other processes, once there are any."""
+        self._pulls_settled = True
+        """In a follower: False if the last plan has new commands to pull."""
         self.started = self.physical("started", Started)
         self.demand = self.physical("demand", Demand)
         self.opened = self.physical("opened", Opened)
@@ -143,33 +144,31 @@ class Placement(Reactor):
 
     @property
     def waiting(self) -> int:
-        """Calls that wait. To be read; it changes by events alone."""
+        """The number of waiting calls. Only events change it."""
         return len(self._waterfall.waiting)
 
     def decided(self) -> Plan:
-        """Return the plan that followers receive with the snapshot. To be read, as `waiting`."""
+        """Return the plan that followers receive with the snapshot."""
         engines = self._engines
         pulling = tuple(sorted(self._pulls.keys() & engines.open.keys()))
         return Plan(engines.newest, pulling)
 
     def admitting(self, oldest: int) -> int | None:
-        """Return the version of the engine that a new call would get if `oldest` were its `min_version`; None: it would wait.
-        To be
-        read."""
+        """Return the version of the engine that a new call would get if `oldest` were its `min_version`; None: it would
+        wait."""
         engine = self._engines.best(PeerBacklog(oldest, int(self._engines.typical), 1))
         return engine.version if engine is not None else None
 
     def longest_s(self, version: int) -> float:
         """Return the predicted seconds until the last call of this `min_version`, or of an older one, is over; 0:
-        unknown.
-
-        To be read; it changes by events alone.
-        """
-        if not self._foretold:
+        unknown."""
+        if not self._lengths_predicted:
             return 0.0
-        return max((self._last_s(engine, version) for engine in self._engines.open.values()), default=0.0)
+        return max(
+            (self._engine_longest_s(engine, version) for engine in self._engines.open.values()), default=0.0
+        )
 
-    def _last_s(self, engine: OpenEngine, version: int) -> float:
+    def _engine_longest_s(self, engine: OpenEngine, version: int) -> float:
         if not any(count and oldest <= version for oldest, count in engine.calls_by_version.items()):
             return 0.0
         steps, tokens = self._steps.get(engine.name, 0.0), 0.0
@@ -206,7 +205,7 @@ class Placement(Reactor):
 
     def _on_fitted(self, now: Context) -> None:
         fitted = now[self.fitted]
-        self._engines.fitted(fitted.engine, EngineModel(fitted.k1, fitted.k2, fitted.k3, fitted.k4))
+        self._engines.fitted(fitted.engine, fitted.model)
 
     def _on_closed(self, now: Context) -> None:
         self._engines.closed(now[self.closed].engine)
@@ -223,14 +222,14 @@ class Placement(Reactor):
         demand = now[self.demand]
         for left in demand.left:
             self._longest = max(self._longest, left.length)
-            self._leave(left.call, left.length)
+            self._remove(left.call, left.length)
         for arrived in demand.arrived:
-            self._foretold |= arrived.expected > 0
-            self._leave(arrived.call, arrived.length)
+            self._lengths_predicted |= arrived.expected > 0
+            self._remove(arrived.call, arrived.length)
             self._engines.learn(footprint(arrived))
             self._waterfall.add(arrived)
 
-    def _leave(self, call: str, length: int) -> None:
+    def _remove(self, call: str, length: int) -> None:
         run = self._runs.pop(call, None)
         if run is None:
             self._waterfall.drop(call)
@@ -240,13 +239,13 @@ class Placement(Reactor):
 
     def _on_peer_load(self, now: Context) -> None:
         self._peer_load = peer_load = now[self.peer_load]
-        self._waterfall.elsewhere(PeerBacklog(q.version, q.length, q.calls) for q in peer_load.queued)
+        self._waterfall.set_peer_backlog(PeerBacklog(q.version, q.length, q.calls) for q in peer_load.queued)
 
     def _on_plan(self, now: Context) -> None:
         plan = now[self.plan]
         if plan.newest != self._engines.newest:
             self._engines.withdrawn(plan.newest)
-        self._settles = self._pulls.keys() >= set(plan.pulling)
+        self._pulls_settled = self._pulls.keys() >= set(plan.pulling)
         self._pulls = dict.fromkeys(plan.pulling, now.tag.time)
 
     def _on_snapshot(self, now: Context) -> None:
@@ -263,14 +262,14 @@ class Placement(Reactor):
     # Decisions
 
     def _decide(self, now: Context) -> None:
-        placed = [self._begin(request, engine) for request, engine in self._waterfall.pour()]
+        placed = [self._begin(request, engine) for request, engine in self._waterfall.place()]
         if placed:
             waiting = len(self._waterfall.waiting)
             now.set(self.placed, tuple(placed), why=f"{waiting} wait" if waiting else "")
         if now.present(self.snapshot):
-            if not self._pull(now) and self._settles:
+            if not self._pull(now) and self._pulls_settled:
                 self._move(now)
-        elif now.present(self.target) or not self._legal():
+        elif now.present(self.target) or not self._can_place_next():
             self._pull(now)
 
     def _begin(self, request: EngineRequest, engine: str) -> Placed:
@@ -279,19 +278,19 @@ class Placement(Reactor):
         self._inside.setdefault(engine, {})[request.call] = run
         return Placed(request.call, engine)
 
-    def _legal(self) -> bool:
-        """Return true if an open engine may sample the calls whose turn it is."""
-        return all(self._engines.legal(request.version) for request in self._waterfall.heads())
+    def _can_place_next(self) -> bool:
+        """Return true if open engines may sample the next call of each `min_version`."""
+        return all(self._engines.legal(request.version) for request in self._waterfall.next_calls())
 
     def _pull(self, now: Context) -> bool:
-        """Make engines pull. Return whether one has to."""
+        """Command engines to pull. Return true if any is commanded."""
         if not self._settings.pull or self._target < 0:
             return False
         late = now.tag.time - int(_PULL_S * SECOND)
         is_open = self._engines.open
         self._pulls = {name: at for name, at in self._pulls.items() if name not in is_open or at > late}
         free = [engine for name, engine in is_open.items() if name not in self._pulls]
-        heads = self._waterfall.heads()
+        heads = self._waterfall.next_calls()
         named = pulls(
             free,
             len(self._pulls),
@@ -315,7 +314,7 @@ class Placement(Reactor):
             now.set(self.moves, tuple(Move(*move) for move in planned), why=f"{len(planned)} would gain")
 
     def _movable(self, engine: str) -> Iterable[Movable]:
-        """Return an engine's calls that may leave it. A call with a command to move is on its way, or cannot move."""
+        """Yield the calls that may leave an engine. A call that was commanded to move once is leaving already, or cannot move."""
         steps = self._steps.get(engine, 0.0)
         for call, run in self._inside.get(engine, {}).items():
             if not run.pinned and not run.moved:

@@ -1,11 +1,10 @@
-"""Decides whether a version is at fault, or the engine that fails with it (docs/decisions, "A bad version"). Pure; only the fleet
-uses it.
+"""Decides whether a version or the engine that fails with it is at fault (decision 16). Pure; only the fleet uses it.
 
 A published version is on trial until the first engine has opened with it. Until then:
 - an engine that fails with it is restarted with it, because reloads can fail where starts do not, and processes are killed by
   chance;
-- an engine that fails with it again, in a process that was started with it, goes back to the live version; until the outcome is
-  known, no other engine begins the update;
+- an engine that fails with it a second time, in a process that was started with it, goes back to the live version; until the
+  outcome is known, no other engine begins the update;
 - the version is bad once such an engine is open at the live version;
 - an engine that also fails with the live version is itself at fault. If all engines do, the trial decides nothing.
 """
@@ -15,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Finding = Literal["engine", "again", "back"]
-"""The consequence of a failure: the engine is at fault; its process is to be started with the version; it goes back."""
+Finding = Literal["engine_at_fault", "restart", "go_back"]
+"""The consequence of a failure: the engine is at fault; restart it with the version; restart it with the live version."""
 
 
 @dataclass(slots=True)
@@ -35,29 +34,29 @@ class Trial:
     """Engines that failed with the version once more, and how; without those that turned out to be at fault."""
 
     @property
-    def launched(self) -> int:
+    def launch_version(self) -> int:
         """The version that engines are launched with."""
         return self.live if self.failed else self.version
 
-    def fails(self, engine: str, reason: str, version: int, started: int) -> Finding:
-        """Note that an engine failed at `version`, in a process started with the weights of `started`; return what follows."""
+    def record_failure(self, engine: str, reason: str, version: int, started: int) -> Finding:
+        """Record that an engine failed at `version`, in a process started with version `started`; return what follows."""
         if version != self.version:
             if version == self.live:
                 self.failed.pop(engine, None)
-            return "engine"
+            return "engine_at_fault"
         if started != self.version or engine not in self.tried:
             self.tried.add(engine)
-            return "again"
+            return "restart"
         self.failed[engine] = reason
-        return "back"
+        return "go_back"
 
-    def opens(self, engine: str, version: int) -> bool:
-        """Take note that an engine is open at `version`; return whether that shows the version on trial to be bad."""
+    def record_open(self, engine: str, version: int) -> bool:
+        """Record that an engine is open at `version`; return whether that shows the version on trial to be bad."""
         if version != self.live or engine not in self.failed:
             return False
         self.why = f"{engine}: {self.failed[engine]} (with version {self.live} it works)"
         return True
 
-    def leaves(self, engine: str) -> None:
-        """Take note that an engine leaves: whether it was at fault will never be known, so its failure does not count."""
+    def forget(self, engine: str) -> None:
+        """Forget an engine that leaves: whether it was at fault will never be known, so its failure does not count."""
         self.failed.pop(engine, None)

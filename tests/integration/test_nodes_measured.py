@@ -59,7 +59,7 @@ async def test_a_trainer_may_report_how_long_it_computed(gateway: RunningGateway
     assert released.is_success
     assert batches.train_s("demo") == 0.0
     await gateway.admin.claim("t0", wait_s=60)
-    assert (await gateway.admin.release("t0", busy_s=12.5))["near"]
+    assert (await gateway.admin.release("t0", busy_s=12.5))["claimable"]
     assert batches.train_s("demo") == 12.5
     for wrong in (-1.0, 1e9):
         with pytest.raises(GatewayRefused, match="busy_s"):

@@ -281,12 +281,12 @@ async def test_counters_never_leak(happened: list[tuple[str, int, float]]) -> No
                 replies = 1 + number % 4
                 if replies > 2:  # more than the key may ever have
                     with pytest.raises(BadRequest, match="2 concurrent calls"):
-                        ticket.widen(replies, "n")
+                        ticket.count_replies(replies, "n")
                 elif replies > room:
                     with pytest.raises(Busy):
-                        ticket.widen(replies, "n")
+                        ticket.count_replies(replies, "n")
                 else:
-                    ticket.widen(replies, "n")
+                    ticket.count_replies(replies, "n")
                     running += [(agent, ticket)] * (replies - 1)
                 running.append((agent, ticket))
                 continue

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import httpx
-
 from headgate.configuration import Unreadable, read_toml
+from headgate.http import Session, headers_with, responds
 from headgate.processes import ports
 from headgate.processes.child import LocalProcess
 from headgate.processes.errors import ChildDied
@@ -44,15 +43,15 @@ async def gateway_process(
         return settings.url.rstrip("/"), None
     assert settings.config is not None
     url = url_of(settings.config)
-    async with httpx.AsyncClient(base_url=url, timeout=5.0) as http:
-        if await _responds(http, any_status=True):
+    async with Session() as http:
+        if await http.status_of(f"{url}/readyz") is not None:
             raise GatewayUnreachable(
                 f"something listens at {url} already; to use it, set [gateway] url instead of config"
             )
-        argv = ["gateway.cli", "serve", "--config", str(settings.config)]
-        log, env = directory / "gateway.log", _with_key("HEADGATE_ADMIN_KEY", settings.key)
-        process, companion = await _start(stack, "gateway", argv, log, env, stop_s=20.0)
-        await process.ready(lambda: _responds(http), _GATEWAY_START_S, notify)
+    argv = ["gateway.cli", "serve", "--config", str(settings.config)]
+    log, env = directory / "gateway.log", _with_key("HEADGATE_ADMIN_KEY", settings.key)
+    process, companion = await _start(stack, "gateway", argv, log, env, stop_s=20.0)
+    await process.ready(lambda: responds(f"{url}/readyz"), _GATEWAY_START_S, notify)
     return url, companion
 
 
@@ -99,11 +98,10 @@ async def weights_process(
         argv = ["trainer.publish.sender", "--engine-facing-host", settings.engine_facing_host]
     argv += ["--dir", str(weights), "--host", host, "--port", port]
     key = settings.key.get_secret_value() if settings.key else os.environ.get("HEADGATE_WEIGHTS_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     log, env = weights.parent / "weights-server.log", _with_key("HEADGATE_WEIGHTS_KEY", key)
     process, companion = await _start(stack, "weights server", argv, log, env, stop_s=5.0)
-    async with httpx.AsyncClient(base_url=ports.url_of(host, port), headers=headers, timeout=5.0) as http:
-        await process.ready(lambda: _responds(http, path="/versions"), _WEIGHTS_START_S, notify)
+    served = f"{ports.url_of(host, port)}/versions"
+    await process.ready(lambda: responds(served, headers=headers_with(key)), _WEIGHTS_START_S, notify)
     return companion
 
 
@@ -145,11 +143,3 @@ def url_of(config: Path) -> str:
 async def _fail_when_it_ends(process: LocalProcess) -> None:
     await process.wait()
     raise ChildDied(process.exit_report())
-
-
-async def _responds(http: httpx.AsyncClient, any_status: bool = False, path: str = "/readyz") -> bool:
-    try:
-        response = await http.get(path)
-    except httpx.TransportError:
-        return False
-    return any_status or response.status_code == 200

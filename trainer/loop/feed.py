@@ -187,7 +187,7 @@ class Feed:
 
     async def recalled(self, node: str) -> bool:
         """Return true if the node is not lent, and will not be until the batch is complete."""
-        return bool((await self._request("stream", lambda: self._client.node(node)))["near"])
+        return bool((await self._request("stream", lambda: self._client.node(node)))["claimable"])
 
     # Requests to the gateway
 

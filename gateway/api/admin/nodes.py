@@ -100,7 +100,7 @@ async def claim_node(name: str, body: ClaimBody, access: Admin, response: Respon
 
 @router.post("/nodes/{name}/release")
 async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str, Any]:
-    """Allow lending a trainer's node while it waits for its batch. `near`: it will not be lent, and may be claimed again."""
+    """Allow lending a trainer's node while it waits for its batch. `claimable`: it will not be lent, and may be claimed again."""
     nodes, model = _nodes(access), access.trained(body.model).name
     return {**nodes.describe(nodes.release(name, model, body.busy_s, body.load_s, body.rest_s))}
 

@@ -16,6 +16,7 @@ from yarl import URL
 
 from gateway.api.errors import NOT_BEGUN
 from headgate.errors import Unavailable
+from headgate.http import Session
 from headgate.keys import Keyring
 
 FORWARDED = b"x-headgate-forwarded"
@@ -60,12 +61,12 @@ class Hop:
     def __init__(self, key: str) -> None:
         """`key`: the cluster's, by which the other process knows that the request was sent on."""
         self._key = key
-        self._session: aiohttp.ClientSession | None = None
+        # Gateways keep idle connections for 75 s.
+        self._session = Session(connect_s=5.0, keep_alive_s=60.0)
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     async def send(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
         """Send a request to the process at `url`, and its answer to the client. Return False if that process did not
@@ -77,17 +78,16 @@ class Hop:
         headers = [
             (n.decode("latin-1"), v.decode("latin-1")) for n, v in end_to_end(scope["headers"], _REQUEST)
         ]
-        asking = self._opened().request(
+        request = self._session.request(
             scope["method"],
             URL(url + _target(scope), encoded=True),
             headers=[*headers, (FORWARDED.decode(), self._key)],
             data=io.BytesIO(body) if body else None,
-            allow_redirects=False,
             skip_auto_headers=_LIBRARY,
         )
         begun = False
         try:
-            async with asking as answer:
+            async with request as answer:
                 if NOT_BEGUN in answer.headers:
                     return False
                 begun = True
@@ -100,16 +100,6 @@ class Hop:
             message = "the process that handled the request died; it is not known whether it carried out the request"
             raise Unavailable(message, retry_after=1.0, code="coordinator_lost") from error
         return True
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-            )
-        return self._session
 
 
 def _target(scope: Scope) -> str:

@@ -54,7 +54,7 @@ class Admission:
 
     def count_replies(self, replies: int, param: str) -> None:
         """Count each reply as a call. Raise Busy or BadRequest if the key may not have this many concurrently."""
-        self.ticket.widen(replies, param)
+        self.ticket.count_replies(replies, param)
 
     def reserve(self, model: ServedModel, parsed: GenerationRequest, key: RequestKey) -> None:
         """Reserve the places of a request's replies. Raise BadRequest, Busy or Unavailable if there is no room for them."""

@@ -74,7 +74,7 @@ class Relay(Response):
         model, call = self._model, self._call
         self._episode.calls.add(call)
         try:
-            async with model.ask(call) as answer:
+            async with model.request(call) as answer:
                 streamed = answer.is_success and answer.headers.get("content-type", "").startswith(_EVENTS)
                 response = self._stream(answer) if streamed else await self._whole(answer)
                 await response(scope, receive, send)

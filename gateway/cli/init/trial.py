@@ -14,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from gateway.cli.demo import CONTEXT, MODEL, save_checkpoint
 from gateway.cli.init.project import Project, grader_table
 from gateway.config.environment import ENVIRONMENT
 from headgate.client import Agent, EpisodeOutcome, EpisodeRunner, GatewayClient, Task, load_agent
 from headgate.client.agents import CommandAgent
 from headgate.client.failures import in_a_line
+from headgate.http import responds
 from headgate.processes.child import LocalProcess
 from headgate.processes.ports import free_port
 
@@ -55,7 +54,7 @@ async def try_agent(project: Project, task: Task, notify: Callable[[str], None])
         process = await LocalProcess.start("the trial's gateway", argv, Path(folder, "gateway.log"), unset)
         try:
             async with GatewayClient(f"http://127.0.0.1:{port}") as client:
-                await process.ready(lambda: _is_ready(client.url), _START_S, notify)
+                await process.ready(lambda: responds(f"{client.url}/readyz"), _START_S, notify)
                 return await _episode(client, agent, task, graded=bool(project.grader))
         finally:
             await process.stop()
@@ -93,14 +92,6 @@ url = "sqlite:///{folder}/gateway.db"
 recording = "{folder}/control.jsonl"
 {grader_table(project)}""")
     return file
-
-
-async def _is_ready(url: str) -> bool:
-    async with httpx.AsyncClient(base_url=url, timeout=5.0) as http:
-        try:
-            return (await http.get("/readyz")).is_success
-        except httpx.TransportError:
-            return False
 
 
 async def _episode(client: GatewayClient, agent: Agent, task: Task, *, graded: bool) -> Trial:

@@ -48,7 +48,7 @@ class TransferGroup(Protocol):
     """The ranks of one lane; rank 0 sends. Close it: what others still wait for then ends with an error there."""
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
-        """Send bytes to all other ranks, or receives into them; yields each when it is there.
+        """Send bytes to all other ranks, or receive into them; yield each once it has arrived.
 
         A few are on their way concurrently, so that no rank waits for its turn.
         """
@@ -100,7 +100,7 @@ class Lanes:
     """The groups of one transfer, each of the sender and all workers."""
 
     def __init__(self, open_: Callable[[int], TransferGroup], count: int) -> None:
-        """Wait until all ranks are there. `open_` forms the group of a lane."""
+        """Wait until all ranks have joined. `open_` forms the group of a lane."""
         self._groups: list[TransferGroup] = []
         try:
             for lane in range(count):
@@ -148,7 +148,7 @@ def open_group(
     device: torch.device | None = None,
     largest: int = 0,
 ) -> TransferGroup:
-    """Form a group; wait until all ranks are there. Raise TransferError.
+    """Form a group; wait until all ranks have joined. Raise TransferError.
 
     `host`: this machine's address, as the others reach it; `device`: of NCCL's buffers; `largest`: the most bytes of a frame.
     """
@@ -172,7 +172,7 @@ class Collective:
         timeout_s: float,
         device: torch.device | None = None,
     ) -> None:
-        """Wait until all ranks are there."""
+        """Wait until all ranks have joined."""
         self._timeout_s, self._timeout = timeout_s, timedelta(seconds=timeout_s)
         self._device = torch.device("cpu")
         self._watched = backend != "gloo"
@@ -240,7 +240,7 @@ class Shared:
     """A ring of frames in the shared memory of one machine; the store has the position of each rank."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float, largest: int) -> None:
-        """Wait until all ranks are there. `largest`: the most bytes of a frame."""
+        """Wait until all ranks have joined. `largest`: the most bytes of a frame."""
         self._store, self._sends, self._readers = dist.PrefixStore("shared", store), rank == 0, size - 1
         self._timeout, self._slot = timedelta(seconds=timeout_s), max(1, largest)
         with named("share memory with the other side, which must be on this machine"):

@@ -36,7 +36,7 @@ class CollectiveEngine(WeightTransferEngine):
     """The version that was put in place last, until it is compared with the memory (`vllm_worker`)."""
 
     def init_transfer_engine(self, init_info: Join) -> None:
-        """Begin to receive, in a thread; what came before is forgotten."""
+        """Begin to receive in a thread, and discard what was received before."""
         self.shutdown()
         config = self.parallel_config
         rank = init_info.rank_offset + config.data_parallel_index * config.world_size + config.rank

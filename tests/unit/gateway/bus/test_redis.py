@@ -151,4 +151,4 @@ async def test_a_listener_that_the_server_drops_is_no_outage(
         )
         assert await bus.write(A, [BEGUN]) == ["written"]
         assert await again == ("ledger", b"")
-    assert len(warnings(caplog)) == 1 and "news are missed" in warnings(caplog)[0]
+    assert len(warnings(caplog)) == 1 and "may be lost" in warnings(caplog)[0]

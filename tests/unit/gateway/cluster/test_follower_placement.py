@@ -135,7 +135,7 @@ async def test_when_its_program_fails_the_process_chooses_alone(
         raise RuntimeError("a defect")
 
     part = placement.reactor._waterfall if at == "a call" else placement.reactor._engines
-    monkeypatch.setattr(part, "pour" if at == "a call" else "opened", fail)
+    monkeypatch.setattr(part, "place" if at == "a call" else "opened", fail)
     if at == "an engine":
         slot = opened(pool, "0")
     assert await asks(pool, call("one")) is slot

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from headgate.processes.errors import GivenUp
@@ -102,7 +101,6 @@ class Cluster:
         self.supervisor = Supervisor(
             ClusterFile.load(path), self.machines, self.lines.append, lambda *_: self.lines.append("shown")
         )
-        self.http = httpx.AsyncClient(transport=httpx.MockTransport(self._health))
         self.gateway: Process | None = None
         self.supervisor._gateway = self._gateway  # type: ignore[method-assign]
 
@@ -129,10 +127,10 @@ class Cluster:
 
     async def tend(self) -> None:
         await self.supervisor._refresh_nodes()
-        await self.supervisor._update_engines(self.http)
+        await self.supervisor._update_engines()
 
-    def _health(self, _request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200 if self.healthy else 503)
+    async def _responds(self, _url: str) -> bool:
+        return self.healthy
 
     def _gateway(self, _registry: object) -> SupervisedProcess:
         async def start() -> Sequence[Running]:
@@ -149,18 +147,18 @@ ClusterOf = Callable[..., Cluster]
 
 
 @pytest.fixture
-async def cluster_of(tmp_path: Path) -> AsyncIterator[ClusterOf]:
-    """Makes clusters whose engines and clients end with the test."""
+async def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterOf]:
+    """Makes clusters whose engines end with the test."""
     made: list[Cluster] = []
 
     def make(text: str, **nodes: Sequence[str]) -> Cluster:
         made.append(Cluster(tmp_path, text, **nodes))
+        monkeypatch.setattr("scheduler.cluster.supervisor.responds", made[-1]._responds)
         return made[-1]
 
     yield make
     for cluster in made:
         await cluster.supervisor._end_engines()
-        await cluster.http.aclose()
 
 
 async def test_the_remaining_processes_continue_and_a_missing_node_is_reported_once(
@@ -439,7 +437,7 @@ async def test_the_trainer_begins_once_the_gateway_knows_an_engine(cluster_of: C
     await cluster.supervisor._wait_for_nodes()
     tasks = [
         asyncio.create_task(cluster.ranks.run(), name="trainer"),
-        asyncio.create_task(cluster.supervisor._poll(gateway, cluster.http), name="tend"),  # type: ignore[arg-type]
+        asyncio.create_task(cluster.supervisor._poll(gateway), name="tend"),  # type: ignore[arg-type]
     ]
     await until(lambda: len(gateway.updates) >= 3, "the gateway received updates")
     await turns(50)

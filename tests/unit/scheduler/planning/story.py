@@ -8,7 +8,16 @@ from typing import Any
 from scheduler.policies.staleness_events import BufferReady, Consume, Leased
 from scheduler.program.calls import Arrived, CallDeparted, Closed, Demand, Opened, Placed, SpeedFitted
 from scheduler.program.events import Published, StepCommand, StepResult, UpdateResult
-from scheduler.program.nodes import Asleep, Claimed, Filling, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
+from scheduler.program.nodes import (
+    Asleep,
+    Claimed,
+    Filling,
+    Hosted,
+    NodeAdded,
+    NodeRemoved,
+    Released,
+    RoleChange,
+)
 from scheduler.reactor import SECOND, Program, Reactor, Recording, Runtime, VirtualClock
 from scheduler.reactor.recording import Run, read
 
@@ -16,7 +25,7 @@ EVENTS = {
     "ledger_actor": (Leased, Consume, BufferReady),
     "update_actor": (StepCommand, StepResult, UpdateResult, Published, Opened, Closed),
     "placement_actor": (Demand, Placed, SpeedFitted),
-    "lending": (NodeAdded, NodeRemoved, Hosted, Claimed, Released, Asleep, RoleIs, Filling),
+    "lending": (NodeAdded, NodeRemoved, Hosted, Claimed, Released, Asleep, RoleChange, Filling),
 }
 SETTINGS: dict[str, Any] = {"models": {"actor": {"ledger": {}}}}
 

@@ -144,7 +144,7 @@ def calls(fitted: bool, engines: tuple[str, str] = ("e", "e")) -> tuple[list[Any
         (0, Leased(0)),
     ]
     if fitted:
-        events.append((0, SpeedFitted("e", 0.0, 0.02, 0.0, 0.02)))
+        events.append((0, SpeedFitted("e", EngineModel(0.0, 0.02, 0.0, 0.02))))
     for start in (0, 10):
         for name, engine, length in zip("ab", engines, (150, 250), strict=True):
             call = f"{name}{start}"
@@ -195,7 +195,7 @@ def test_what_is_counted_of_a_runs_calls() -> None:
         events += [
             (0, Hosted(engine, "r0")),
             (0, Opened(engine, 0)),
-            (0, SpeedFitted(engine, 0.0, k2, 0.0, 0.02)),
+            (0, SpeedFitted(engine, EngineModel(0.0, k2, 0.0, 0.02))),
         ]
     for start, end, name, engine, length in (
         (1, 6, "a", "e", 250),
@@ -225,7 +225,7 @@ def test_engines_on_nodes_of_their_own_are_one_a_node() -> None:
 
 
 def test_a_run_without_calls_or_without_rollout_shows_less() -> None:
-    fitted = [(0, SpeedFitted("e", 0.0, 0.02, 0.0, 0.02)), (0, Opened("e", 0))]
+    fitted = [(0, SpeedFitted("e", EngineModel(0.0, 0.02, 0.0, 0.02))), (0, Opened("e", 0))]
     runs = recorded(*fitted, (0, Leased(0)), (9.5, Consume(0)), until=21)
     site, basis = measured.site_of(runs, timeline_of(runs, {"actor": WORK}).within(0.0, 9.5))
     assert isinstance(site.generation, Points)

@@ -17,7 +17,16 @@ from scheduler.planning.timeline import Step, Timeline
 from scheduler.policies.staleness_events import BufferReady, Consume, Leased
 from scheduler.program.calls import CallDeparted, Closed, Demand, Opened, Placed
 from scheduler.program.events import Published, StepCommand, StepResult, UpdateResult
-from scheduler.program.nodes import Asleep, Claimed, Filling, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
+from scheduler.program.nodes import (
+    Asleep,
+    Claimed,
+    Filling,
+    Hosted,
+    NodeAdded,
+    NodeRemoved,
+    Released,
+    RoleChange,
+)
 from tests.unit.scheduler.planning.partition import assert_partition
 from tests.unit.scheduler.planning.story import arrives, leaves, recorded
 from tests.unit.scheduler.program.world import MODEL, World
@@ -74,19 +83,19 @@ def test_a_lent_node_does_what_its_role_is() -> None:
     runs = recorded(
         (0, NodeAdded("t0", BOTH)),
         (0, Hosted("e", "t0")),
-        (0, RoleIs("t0", "train")),
+        (0, RoleChange("t0", "train")),
         (1, Released("t0", MODEL)),
-        (1, RoleIs("t0", "switching")),
+        (1, RoleChange("t0", "switching")),
         (1, StepCommand("e", "wake", 0)),
         (2, StepResult("e", "open", 0)),
-        (2, RoleIs("t0", "rollout")),
+        (2, RoleChange("t0", "rollout")),
         (3, Placed("a", "e")),
         (7, Claimed("t0", MODEL)),
-        (7, RoleIs("t0", "switching")),
+        (7, RoleChange("t0", "switching")),
         (8, leaves("a")),
         (8, Asleep("e")),
-        (8, RoleIs("t0", "train")),
-        (12, RoleIs("t0", "idle")),
+        (8, RoleChange("t0", "train")),
+        (12, RoleChange("t0", "idle")),
         until=13,
     )
     assert states(timeline_of(runs), "t0") == (
@@ -244,7 +253,7 @@ happenings = st.one_of(
     st.builds(NodeAdded, nodes, st.sampled_from([BOTH, ("train",), ("rollout",)])),
     st.builds(NodeRemoved, nodes),
     st.builds(Hosted, names, nodes | st.just("")),
-    st.builds(RoleIs, nodes, st.sampled_from(["rollout", "train", "switching", "idle"])),
+    st.builds(RoleChange, nodes, st.sampled_from(["rollout", "train", "switching", "idle"])),
     st.builds(Claimed, nodes, st.just(MODEL)),
     st.builds(Asleep, names),
     st.builds(Leased, st.integers(0, 3)),
@@ -331,7 +340,7 @@ def test_a_node_that_is_lent_samples_though_its_trainer_computes_elsewhere() -> 
         (0, NodeAdded("t0", BOTH)),
         (0, Hosted("e", "t0")),
         (0, Claimed("t0", MODEL)),
-        (1, RoleIs("t0", "rollout")),
+        (1, RoleChange("t0", "rollout")),
         (1, Opened("e", 0)),
         (2, Placed("a", "e")),
         until=7,

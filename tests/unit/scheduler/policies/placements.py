@@ -16,7 +16,7 @@ GAIN = Choice("gain", min_gain_share=0.3)
 def poured(fall: Waterfall, *requests: Arrived) -> dict[str, str]:
     for request in requests:
         fall.add(request)
-    return {request.call: engine for request, engine in fall.pour()}
+    return {request.call: engine for request, engine in fall.place()}
 
 
 def calls(count: int, version: int = 0) -> list[Arrived]:

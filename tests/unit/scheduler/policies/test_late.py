@@ -122,7 +122,7 @@ def test_no_weight_leads_below_v_nor_past_a_call_that_is_due_sooner(
     waiting = [Arrived(f"c{i}", v, n, expected=more) for i, ((v, n), more) in enumerate(requests)]
     for request in waiting:
         fall.add(request)
-    placed = fall.pour()
+    placed = fall.place()
     assert all(held[engine][0] >= request.version for request, engine in placed)
     assert len(placed) + len(fall.waiting) == len(waiting)
     due = [request.version for request, _ in placed]
@@ -130,7 +130,7 @@ def test_no_weight_leads_below_v_nor_past_a_call_that_is_due_sooner(
     assert max(due, default=0) <= min((request.version for request in fall.waiting.values()), default=3)
     for name in held:  # when all that runs has left, every call that may go somewhere does
         found.opened(name, held[name][0], LONG)
-    assert not [request for request in fall.waiting.values() if found.legal(request.version)] or fall.pour()
+    assert not [request for request in fall.waiting.values() if found.legal(request.version)] or fall.place()
 
 
 def test_of_one_v_the_longest_begin_first_and_no_call_is_overtaken_for_ever() -> None:
@@ -141,7 +141,7 @@ def test_of_one_v_the_longest_begin_first_and_no_call_is_overtaken_for_ever() ->
     fall.engines.opened("a", 0, MODEL)
     order: list[str] = []
     while "short" not in order:
-        order += [request.call for request, _ in fall.pour()]
+        order += [request.call for request, _ in fall.place()]
         fall.engines.opened("a", 0, MODEL)
     assert order[:2] == ["long-1022", "long-1021"]
     assert order.index("short") == 1023

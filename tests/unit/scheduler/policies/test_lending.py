@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.lending import Lendable, LendingSettings, Lent, Mean, Pace, call_back, lend
+from scheduler.policies.lending import Lendable, LendingSettings, Lent, Mean, Pace, lend, recall
 
 SETTINGS = LendingSettings(margin_s=1.0, min_stay_s=5.0)
 WAITS = Lendable(wait_s=4.0, calls=8, awake=1, wake_s=2.0, sleep_s=0.5)
@@ -34,30 +34,30 @@ def test_a_trainer_that_takes_groups_as_they_come_wants_its_node_earlier() -> No
         assert not lend(replace(trains, wait_s=least), settings).yes
         assert lend(replace(trains, wait_s=least + 0.1), settings).yes
         lent = Lent(wait_s=least - 2.0, awake=1, sleep_s=0.5, lent_s=60.0, train_s=8.0)
-        assert call_back(lent, settings).yes
-        assert not call_back(replace(lent, wait_s=least - 1.9), settings).yes
-        assert call_back(replace(lent, wait_s=least - 1.9, load_s=0.1), settings).yes
+        assert recall(lent, settings).yes
+        assert not recall(replace(lent, wait_s=least - 1.9), settings).yes
+        assert recall(replace(lent, wait_s=least - 1.9, load_s=0.1), settings).yes
     assert "lead 4.00 s of 8.00 s training" in lend(trains, replace(SETTINGS, recall_ahead_share=0.5)).reason
     assert "training" not in lend(trains, replace(SETTINGS, recall_ahead_share=0.0)).reason
 
 
 def test_a_node_that_is_not_lent_because_the_wait_is_short_is_its_trainers() -> None:
     short = replace(WAITS, wait_s=3.5)
-    assert lend(short, SETTINGS).near
-    assert lend(replace(short, calls=1), SETTINGS).near
-    assert lend(replace(short, called_back_s=1.0), SETTINGS).near
-    assert not lend(replace(WAITS, calls=1), SETTINGS).near
-    assert not lend(replace(WAITS, called_back_s=1.0), SETTINGS).near
-    assert not lend(WAITS, SETTINGS).near
-    assert lend(WAITS, replace(SETTINGS, enabled=False)).near
+    assert lend(short, SETTINGS).claimable
+    assert lend(replace(short, calls=1), SETTINGS).claimable
+    assert lend(replace(short, recalled_s=1.0), SETTINGS).claimable
+    assert not lend(replace(WAITS, calls=1), SETTINGS).claimable
+    assert not lend(replace(WAITS, recalled_s=1.0), SETTINGS).claimable
+    assert not lend(WAITS, SETTINGS).claimable
+    assert lend(WAITS, replace(SETTINGS, enabled=False)).claimable
 
 
 def test_where_no_other_engine_would_fill_the_batch_a_node_is_lent_however_short_the_wait_is() -> None:
     alone = replace(WAITS, wait_s=0.1, awake=0, train_s=100.0)
     assert lend(alone, SETTINGS).yes
-    assert not lend(replace(alone, calls=0), SETTINGS).near
+    assert not lend(replace(alone, calls=0), SETTINGS).claimable
     whole = lend(replace(alone, wait_s=0.0), SETTINGS)
-    assert (whole.yes, whole.near) == (False, True)
+    assert (whole.yes, whole.claimable) == (False, True)
 
 
 def test_a_node_is_lent_where_the_wait_is_unknown() -> None:
@@ -71,9 +71,9 @@ def test_without_work_for_one_more_engine_there_is_no_gain() -> None:
     assert lend(replace(WAITS, calls=1, awake=0), SETTINGS).yes
 
 
-def test_what_was_called_back_stays_for_a_while() -> None:
-    assert not lend(replace(WAITS, called_back_s=4.9), SETTINGS).yes
-    assert lend(replace(WAITS, called_back_s=5.0), SETTINGS).yes
+def test_what_was_recalled_stays_for_a_while() -> None:
+    assert not lend(replace(WAITS, recalled_s=4.9), SETTINGS).yes
+    assert lend(replace(WAITS, recalled_s=5.0), SETTINGS).yes
 
 
 def test_lending_can_be_turned_off() -> None:
@@ -86,14 +86,14 @@ def test_the_reason_has_the_figures() -> None:
     assert "3.5 s" in lend(replace(WAITS, wait_s=3.5), SETTINGS).reason
 
 
-def test_a_node_is_called_back_when_what_is_left_is_what_that_takes() -> None:
+def test_a_node_is_recalled_when_what_is_left_is_what_that_takes() -> None:
     lent = Lent(wait_s=1.5, awake=1, sleep_s=0.5, lent_s=60.0)
-    assert call_back(lent, SETTINGS).yes  # 1.5 <= 0.5 + 1
-    assert not call_back(replace(lent, wait_s=1.6), SETTINGS).yes
-    assert call_back(replace(lent, wait_s=1.6, sleep_s=0.6), SETTINGS).yes
-    assert not call_back(replace(lent, awake=0), SETTINGS).yes
-    assert not call_back(replace(lent, lent_s=4.9), SETTINGS).yes
-    assert call_back(replace(lent, lent_s=5.0), SETTINGS).yes
+    assert recall(lent, SETTINGS).yes  # 1.5 <= 0.5 + 1
+    assert not recall(replace(lent, wait_s=1.6), SETTINGS).yes
+    assert recall(replace(lent, wait_s=1.6, sleep_s=0.6), SETTINGS).yes
+    assert not recall(replace(lent, awake=0), SETTINGS).yes
+    assert not recall(replace(lent, lent_s=4.9), SETTINGS).yes
+    assert recall(replace(lent, lent_s=5.0), SETTINGS).yes
 
 
 @given(
@@ -125,7 +125,7 @@ def test_the_rule_is_that_of_its_derivation(
         state = Lendable(wait_s, 10_000, e, wake_s, sleep_s, train_s=train_s, load_s=load_s)
         verdict = lend(state, replace(SETTINGS, margin_s=margin_s, recall_ahead_share=recall_ahead_share))
         assert verdict.yes == (sooner > 0)
-        assert verdict.near == (sooner < 0)
+        assert verdict.claimable == (sooner < 0)
 
 
 def test_the_pace_is_that_of_the_groups() -> None:

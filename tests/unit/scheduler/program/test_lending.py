@@ -94,7 +94,7 @@ def test_an_engine_that_fails_to_wake_is_started_again() -> None:
     assert world.watch.nodes["t0"].role == "rollout"
 
 
-def test_a_node_is_called_back_when_the_batch_is_near_and_not_lent_again_immediately() -> None:
+def test_a_node_is_recalled_when_the_batch_is_near_and_not_lent_again_immediately() -> None:
     world = lent()
     for groups in range(9):  # one a second
         world.fill(groups, buffer=1).run(1)
@@ -106,7 +106,7 @@ def test_a_node_is_called_back_when_the_batch_is_near_and_not_lent_again_immedia
 
 
 @pytest.mark.parametrize(("busy_s", "load_s"), [(4.0, 0.0), (1.0, 3.0)])
-def test_a_node_is_called_back_as_much_earlier_as_its_trainer_loads_and_computes(
+def test_a_node_is_recalled_as_much_earlier_as_its_trainer_loads_and_computes(
     busy_s: float, load_s: float
 ) -> None:
     world = lent().claim("t0").run(3).release("t0", busy_s=busy_s, load_s=load_s).run(5)
@@ -118,7 +118,7 @@ def test_a_node_is_called_back_as_much_earlier_as_its_trainer_loads_and_computes
     world.fill(4, buffer=1).run()  # 6 are left: 1 s to sleep, 1 s margin, 4 s loading and training
     assert world.story() == ["22 t0 is switching", "22 a sleep 0"]
     world.run(1)
-    assert world.watch.nodes["t0"].near
+    assert world.watch.nodes["t0"].claimable
     world.check_replay()
 
 
@@ -130,24 +130,24 @@ def test_how_long_a_trainer_computes_is_measured_once_a_batch_however_many_nodes
         assert world._program.lending._batches.train_s(MODEL) == expected
 
 
-def test_a_node_is_near_that_is_not_lent_because_the_wait_is_short() -> None:
+def test_a_node_is_claimable_that_is_not_lent_because_the_wait_is_short() -> None:
     world = lent().claim("t0").run(2)
     world.fill(5, buffer=1).run(1).fill(6, buffer=1).release(
         "t0", busy_s=4.0
     )  # 4 s are left, 5 are the least
     node = world.watch.nodes["t0"]
-    assert (node.role, node.near) == ("idle", True)
+    assert (node.role, node.claimable) == ("idle", True)
     world.story()
     world.run(1).fill(7, buffer=1).run(1).fill(7, buffer=1)
     assert world.story() == []  # it is reported once
     for _ in range(20):
         world.run(1).fill(7, buffer=1)
-    assert (node.role, node.near) == ("rollout", False)
+    assert (node.role, node.claimable) == ("rollout", False)
     world.check_replay()
 
 
 @pytest.mark.parametrize("why", ["no engine", "not for rollout", "lending is off"])
-def test_a_node_that_is_never_lent_is_near_whenever_its_trainer_waits(why: str) -> None:
+def test_a_node_that_is_never_lent_is_claimable_whenever_its_trainer_waits(why: str) -> None:
     world = World(homes={"a": "t0"}, lending={"enabled": why != "lending is off"}).add("r").run(4)
     if why == "not for rollout":
         world._runtime.inject(world._program.lending.added, NodeAdded("t0", ("train",)))
@@ -156,11 +156,11 @@ def test_a_node_that_is_never_lent_is_near_whenever_its_trainer_waits(why: str) 
     world.fill(0)
     node = world.watch.nodes["t0"]
     for _ in range(2):
-        assert not node.near
+        assert not node.claimable
         world.release("t0").run(1)
-        assert (node.role, node.near) == ("idle", True)
+        assert (node.role, node.claimable) == ("idle", True)
         world.claim("t0").run(2)
-        assert (node.role, node.near) == ("train", False)
+        assert (node.role, node.claimable) == ("train", False)
 
 
 def test_the_only_engines_are_lent_however_short_the_wait_is() -> None:
@@ -178,7 +178,7 @@ def test_a_batch_that_seemed_near_and_is_not_gets_its_node_again() -> None:
     assert world.watch.nodes["t0"].role == "rollout"
 
 
-def test_the_only_engines_are_not_called_back_before_the_claim() -> None:
+def test_the_only_engines_are_not_recalled_before_the_claim() -> None:
     world = World(homes=T0).add("a", "b").release("t0").fill(0).run(6)
     for groups in range(1, 11):
         world.fill(groups).run(1)

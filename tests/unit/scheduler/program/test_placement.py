@@ -7,6 +7,7 @@ import io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.policies.throughput import EngineModel
 from scheduler.program import ControlProgram
 from scheduler.program.calls import Arrived, CallDeparted, Demand, EngineLoad, Opened, Snapshot, SpeedFitted
 from scheduler.program.events import Added
@@ -36,7 +37,7 @@ def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -
     """Steps take 1 s, and `young` may be in a later batch."""
     field = Field().opens(one=1)
     reactor = field.reactor
-    field.inject(reactor.fitted, SpeedFitted("one", 0.0, 1.0, 0.0, 0.0))
+    field.inject(reactor.fitted, SpeedFitted("one", EngineModel(0.0, 1.0, 0.0, 0.0)))
     field.arrive(Arrived("old", 0, 10), Arrived("young", 1, 10, to="one"))
     assert reactor.longest_s(0) == 0.0, "no lengths are predicted here"
     field.leave("old", "young")
@@ -54,7 +55,7 @@ def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -
 
 def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
     field = Field().opens(one=0)
-    field.inject(field.reactor.fitted, SpeedFitted("one", 0.0, 1.0, 2.0, 0.0))
+    field.inject(field.reactor.fitted, SpeedFitted("one", EngineModel(0.0, 1.0, 2.0, 0.0)))
     field.closes("one").opens(one=0).arrive(*calls(*"ab"))
     assert list(field.placed) == ["a"]  # a second call would add nothing
 

@@ -65,7 +65,7 @@ class Alone:
     def pull(self, *engines: str) -> None:
         """Order engines to pull, in place of the placement."""
         for engine in engines:
-            way = self.update._ways.get(engine)
+            way = self.update._progress.get(engine)
             assert way is not None
         self.runtime._put(self.update.pull, engines, self.runtime.tag.after(0))
         self.runtime.advance()

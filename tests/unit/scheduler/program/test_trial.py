@@ -157,12 +157,12 @@ def test_in_every_mode_and_order(mode: str, order: str) -> None:
 
 def test_a_failure_is_the_versions_only_if_its_own_process_failed_with_it() -> None:
     trial = Trial(version=3, live=2, began=0)
-    assert trial.fails("a", "reload", version=3, started=0) == "again"
-    assert trial.fails("b", "start", version=3, started=3) == "again"
-    assert trial.launched == 3
-    assert trial.fails("a", "start", version=3, started=3) == "back"
-    assert trial.launched == 2
-    assert not trial.opens("b", 2)
-    assert trial.fails("a", "start", version=2, started=2) == "engine"
-    assert not trial.opens("a", 2)
-    assert trial.launched == 3
+    assert trial.record_failure("a", "reload", version=3, started=0) == "restart"
+    assert trial.record_failure("b", "start", version=3, started=3) == "restart"
+    assert trial.launch_version == 3
+    assert trial.record_failure("a", "start", version=3, started=3) == "go_back"
+    assert trial.launch_version == 2
+    assert not trial.record_open("b", 2)
+    assert trial.record_failure("a", "start", version=2, started=2) == "engine_at_fault"
+    assert not trial.record_open("a", 2)
+    assert trial.launch_version == 3

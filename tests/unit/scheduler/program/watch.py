@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.program.events import Step, StepCommand, StepResult, Target, UpdateResult
-from scheduler.program.nodes import RoleIs, Wanted
+from scheduler.program.nodes import RoleChange, Wanted
 
 FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 _REST = ("load", "label", "resume", "probe", "open")
@@ -81,7 +81,7 @@ class Node:
     claimed: int | None = None
     """Since when it is claimed."""
     role: str = "idle"
-    near: bool = False
+    claimable: bool = False
     """Its trainer may claim it before its batch is whole."""
 
 
@@ -169,14 +169,14 @@ class Watch:
         """Record a release by the node's trainer."""
         self.nodes[node].claimed = None
 
-    def role(self, change: RoleIs) -> None:
+    def role(self, change: RoleChange) -> None:
         """Check a node's new role: `rollout` only while it is unclaimed, `train` only while it is claimed."""
         node = self.nodes[change.node]
-        node.role, node.near = change.role, change.near
+        node.role, node.claimable = change.role, change.claimable
         assert change.reason
         assert change.role != "rollout" or node.claimed is None
         assert change.role != "train" or node.claimed is not None
-        assert not change.near or (change.role in ("idle", "switching") and node.claimed is None)
+        assert not change.claimable or (change.role in ("idle", "switching") and node.claimed is None)
 
     def done(self, now: int, done: StepResult) -> None:
         """Check and apply the result of a step."""
@@ -256,7 +256,7 @@ class Watch:
                 answered = node.role == "train"
                 assert answered or now < node.claimed + self._lending["deadline_s"], f"{name} is waited for"
             here = [engine for name, engine in self.engines.items() if name in node.engines]
-            if node.near:
+            if node.claimable:
                 assert all(engine.unwanted for engine in here if engine.removed is None)
             if node.role == "train":
                 assert all(engine.runs == -1 for engine in here)

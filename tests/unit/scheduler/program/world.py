@@ -25,7 +25,7 @@ from scheduler.program.events import (
     Target,
     UpdateResult,
 )
-from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs, Wanted
+from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleChange, Wanted
 from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
 from scheduler.reactor.elements import PhysicalAction
 from tests.unit.scheduler.program.watch import FLEET_STEPS, Node, Watch
@@ -353,7 +353,7 @@ class World:
     def _on_wanted(self, _tag: Tag, wanted: tuple[Wanted, ...]) -> None:
         self._wanted += wanted
 
-    def _on_roles(self, _tag: Tag, roles: tuple[RoleIs, ...]) -> None:
+    def _on_roles(self, _tag: Tag, roles: tuple[RoleChange, ...]) -> None:
         for role in roles:
             self.lines.append(f"{self.now} {role.node} is {role.role}")
             self.watch.role(role)
