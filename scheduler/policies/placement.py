@@ -6,8 +6,8 @@ Two rules decide which is best, and whether there is room for the call or it wai
   engine has room.
 - `gain`: where its coming adds most tokens a second (`throughput.py`), less what the prefill of tokens that are not cached takes
   from the others; an engine has room while the gain is above `min_gain_share` of what the call would add to an empty engine, and
-  while nothing waits in the engine's own queue. A call most of which an engine has in its cache, as a later turn has, stays
-  there while there is room: where it goes else, the turns after it have nothing either.
+  while nothing waits in the engine's own queue. So a later turn stays where its conversation is cached until another engine adds
+  more than the prefill costs, and an agent that fans out gets several engines.
 
 *Late calls* (headgate's addition to `gain`). A group that began under `min_version` is trained by `min_version` + eta: the
 calls of it that still run when newer versions exist keep a batch waiting, and the rest do not. So a call weighs
@@ -371,7 +371,7 @@ class Engines:
         to = self.open.get(request.to)
         if to is not None and to.version >= request.version:
             return to
-        return self._kept(request) or self._best_of(request, self._candidates(request))
+        return self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
         """Return true if an open engine may sample calls of this `min_version`."""
@@ -380,15 +380,6 @@ class Engines:
     def weight(self, version: int) -> float:
         """Return the present weight of a call of this `min_version`."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
-
-    def _kept(self, request: EngineRequest) -> OpenEngine | None:
-        """Return the engine with most of a call in its cache, if it may have it and, under `gain`, has room."""
-        near = self.open.get(request.near)
-        if self.choice.rule != "gain" or near is None or 2 * request.cached <= request.length:
-            return None
-        legal = near.version >= request.version and near.name not in request.avoid
-        room = legal and self.choice.has_room(near, footprint(request), self.weight(request.version))
-        return near if room else None
 
     def _best_of(self, request: EngineRequest, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:
