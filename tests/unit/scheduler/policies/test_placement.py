@@ -129,13 +129,14 @@ def test_a_cached_prefix_counts_as_prefill_that_is_saved() -> None:
     assert poured(fall, Arrived("far", 0, 2000)) == {"far": "b"}
 
 
-@pytest.mark.parametrize(("running", "best"), [(1, "a"), (3, "b")])
+@pytest.mark.parametrize(("running", "best"), [(1, "a"), (4, "b")])
 def test_a_later_turn_leaves_its_cache_for_more_than_its_prefill_costs(running: int, best: str) -> None:
-    """An empty engine adds 0.91 tokens a second, and a prefill costs 0.41 of them; `a` adds 0.69 or 0.45, prefill included."""
+    """An empty engine adds 0.91 tokens a second, and a prefill costs 0.41 of them; `a` adds 0.69, or with four calls 0.36."""
     engines = Engines(Choice("gain"))
     for name, count in (("a", running), ("b", 0)):
         engines.opened(name, 0, EngineModel(k1=1e-4, k2=0.0, k3=1e-3, k4=1.0), [(0, 1000)] * count)
     turn = Arrived("turn", 0, 1000, expected=2, near="a", cached=900)
+    assert engines.best(replace(turn, cached=0)) is engines.open["b"]
     engine = engines.best(turn)
     assert engine is engines.open[best]
     assert engines.best(replace(turn, avoid=("a",))) is engines.open["b"]
@@ -213,7 +214,7 @@ def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
     poured(fall, *calls(3))
     placed = poured(fall, Arrived("more", 0, 10))
     assert placed == {}
-    low = Choice("gain", min_gain_share=0.0)
+    low = Choice("gain", 0.0, 1.0)
     fall = waterfall(low, a=0, b=0)
     fall.engines.opened("b", 0, MODEL, [(0, 10)] * 5)
     fall.engines.apply_snapshot("a", 1, 1, 0)
