@@ -119,6 +119,7 @@ class Setup:
             "engine": self._engine(urls),
             "staleness": {"eta": self.eta, "batch": self.load.batch, "min_members": 1},
             "routing": {"engine_prior": prior} if self.launch == "fake" else {},
+            "update": {"probe": False},
         }
         for name, values in ARMS[arm].items():
             tables[name] = {**tables.get(name, {}), **values}

@@ -94,7 +94,7 @@ class Plan:
                 f"transport = 'collective'\n[weights]\nsources = ['{sender}']\ndir = '{work / 'copies'}'\n"
             )
         return (
-            f"[update]\nmode = '{self.mode}'\norder = 'rolling'\n"
+            f"[update]\nmode = '{self.mode}'\norder = 'rolling'\nprobe = false\n"
             f"[engine]\nlaunch = '{self.engine}'\ncount = 2\n{engine}"
         )
 

@@ -148,7 +148,8 @@ async def _open_model(
 ) -> LocalModel:
     name = served.name
     parts = name, served.path, served.settings, served.renderer, served.pool, served.recorder
-    versions = Versions(name, served.path, database, host, ledger, distribution)
+    probed = settings.update.probe
+    versions = Versions(name, served.path, database, host, ledger, distribution, probed=probed)
     if ledger is None:
         return LocalModel(*parts, versions)
     dropped = versions if settings.update.orphans == "drop" else None

@@ -173,15 +173,17 @@ class Probe:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Probe:
-        """Raise KeyError, TypeError or ValueError if `value` is not a probe."""
+        """Raise KeyError, TypeError or ValueError if `value` is not a probe, or has nothing to compare."""
         probe = cls(
             tuple(tuple(int(t) for t in s) for s in value["sequences"]),
             tuple(tuple(float(x) for x in s) for s in value["new_logprobs"]),
             tuple(tuple(float(x) for x in s) for s in value["parent_logprobs"]),
             float(value.get("noise", 0.0)),
         )
-        for logprobs in (probe.new_logprobs, probe.parent_logprobs):
-            if logprobs and [len(s) + 1 for s in logprobs] != [len(s) for s in probe.sequences]:
+        if not probe.sequences or min(map(len, probe.sequences)) < 2:
+            raise ValueError("a probe needs at least one sequence, and two tokens in each")
+        for logprobs in (probe.new_logprobs, probe.parent_logprobs or probe.new_logprobs):
+            if [len(s) + 1 for s in logprobs] != [len(s) for s in probe.sequences]:
                 raise ValueError("a probe needs one log-probability for each token but the first")
             if not all(math.isfinite(x) for row in logprobs for x in row):
                 raise ValueError("a probe's log-probabilities must be finite")

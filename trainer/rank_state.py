@@ -21,7 +21,7 @@ from headgate.types import Probe
 from trainer.algorithms import Algorithm, create
 from trainer.config.settings import TrainingSettings
 from trainer.errors import CheckpointDamaged, ConfigError
-from trainer.model import build, optim, parallel, precision, pretrained
+from trainer.model import build, optim, parallel, precision, pretrained, probe
 from trainer.model.device import device_of, prepare_torch
 from trainer.model.offload import Offload, Where
 from trainer.model.parallel import Ranks
@@ -172,9 +172,10 @@ class RankState:
     @on_all_ranks
     def renumber(self, version: int) -> None:
         """Give the same weights a new number, as a child of the old one: the numbers between belong to a line that ends."""
+        if self.probe is None:
+            self.probe = probe.unchanged(self.policy, merged=not self.settings.serves_adapters)
         self.version, self.parent = version, self.version
-        if self.probe is not None:
-            self.probe = replace(self.probe, parent_logprobs=self.probe.new_logprobs)
+        self.probe = replace(self.probe, parent_logprobs=self.probe.new_logprobs)
 
     @property
     def _terms(self) -> checkpoint.Terms:

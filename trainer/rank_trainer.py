@@ -143,17 +143,17 @@ class RankTrainer(RankState):
         """
         lr = optim.lr_at(self.steps, self.settings.optimizer, self.settings.run.steps)
         optim.set_lr(self.optimizer, lr)
-        candidates = batch.candidates()
+        minibatches = batch.minibatches()  # these have the rows of algorithms that need the whole batch
+        candidates = batch.candidates() or probe.default_sequences(self.policy.vocabulary)
         merged = not self.settings.serves_adapters
         score = partial(probe.logprobs, self.policy, candidates, merged=merged)
         before = score()
-        stepped, norm = self._optimize(batch)
+        stepped, norm = self._optimize(batch, minibatches)
         if stepped:
             self.skipped = 0
             self.version, self.parent = self.version + 1, self.version
             chosen = probe.choose(candidates, score(), before)
-            noise = probe.noise(self.policy, chosen, merged=merged)
-            self.probe = None if chosen is None else replace(chosen, noise=noise)
+            self.probe = replace(chosen, noise=probe.noise(self.policy, chosen, merged=merged))
         else:
             self.skipped += 1
             self.renumber(self.version + 1)
@@ -178,9 +178,9 @@ class RankTrainer(RankState):
         assert isinstance(self._policy.adapters, lora.Adapters)
         return {"merged_share": self._policy.adapters.merged_share()}
 
-    def _optimize(self, batch: Batch) -> tuple[int, float]:
+    def _optimize(self, batch: Batch, minibatches: Sequence[Minibatch]) -> tuple[int, float]:
         """Make one optimizer step for each minibatch, until one is not finite; return their number and the last norm."""
-        minibatches, norm = batch.minibatches(), 0.0
+        norm = 0.0
         parts = [self._own_part(minibatch) for minibatch in minibatches]
         proximal = [self._proximal(part) for part in parts]
         for number, minibatch in enumerate(minibatches):

@@ -99,15 +99,13 @@ class Run:
             *("--concurrency", str(self.concurrency)),
         ]
         serve, settings = ["serve", "--config", config], str(self.directory / "trainer.toml")
-        fake = self.engine == "fake"
-        train = ["examples.lending.unprobed_trainer", settings] if fake else ["trainer.cli", "run", settings]
         async with (
             self._engines(at, config),
             self._process("gateway", at["r0"], "gateway.cli", *serve) as gateway,
             httpx.AsyncClient(timeout=5.0) as http,
         ):
             await gateway.ready(lambda: _answers(http, f"{self.url}/readyz"), START_S)
-            async with self._process("trainer", trains, *train) as trainer:
+            async with self._process("trainer", trains, "trainer.cli", "run", settings) as trainer:
                 # Else agents fill batches while it starts, and it waits for none.
                 await trainer.ready(lambda: self._trainer_waits(http), START_S)
                 async with self._process("agents", at["r0"], "gateway.cli", *rollout) as agents:
@@ -194,7 +192,11 @@ launch = "fake"
 count = 0
 args = ["--delay-s", "0.15"]
 
+[update]
+probe = false
+
 """
+"""A fake engine does not compute from the weights, so none of a trainer's versions would pass a probe."""
 
 
 async def _answers(http: httpx.AsyncClient, url: str) -> bool:

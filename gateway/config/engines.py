@@ -140,6 +140,9 @@ class UpdateSettings(Section):
     """Seconds that an engine may take to pause and give its requests back."""
     load_s: Seconds = 120.0
     """Seconds that an engine may take to load a version."""
+    probe: bool = True
+    """Each version needs a probe, and each engine passes it before it serves the version. False is for engines that do not
+    compute from the weights (`launch = "fake"`): nothing then shows what they sample with."""
     probe_tolerance: float = Field(0.15, gt=0, le=5)
     """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes."""
     prove: bool = True

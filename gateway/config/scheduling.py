@@ -9,6 +9,13 @@ from pydantic import Field, model_validator
 
 from gateway.config.base import Name
 from headgate.configuration import Section
+from scheduler.policies.migration import MigrationSettings
+from scheduler.policies.placement import Choice, Rule
+from scheduler.policies.sync import SyncSettings
+from scheduler.policies.throughput import EngineModel
+
+_CHOICE, _PULLS, _MOVES, _ENGINE = Choice(), SyncSettings(), MigrationSettings(), EngineModel()
+"""The defaults, which the simulator has too."""
 
 
 class ControlSettings(Section):
@@ -30,46 +37,44 @@ class EnginePrior(Section):
     """`[routing.engine_prior]`: the assumed duration of an engine's step, until it has been measured: s_per_kv_token * cached
     tokens + max(s_per_batch, s_per_call * running calls) + s_per_step."""
 
-    s_per_kv_token: float = Field(1e-7, ge=0, le=1)
+    s_per_kv_token: float = Field(_ENGINE.k1, ge=0, le=1)
     """Seconds for each token in the cache."""
-    s_per_batch: float = Field(5e-3, ge=0, le=100)
+    s_per_batch: float = Field(_ENGINE.k2, ge=0, le=100)
     """Seconds for a batch, at least."""
-    s_per_call: float = Field(1e-4, ge=0, le=100)
+    s_per_call: float = Field(_ENGINE.k3, ge=0, le=100)
     """Seconds for each running call."""
-    s_per_step: float = Field(5e-3, gt=0, le=100)
+    s_per_step: float = Field(_ENGINE.k4, gt=0, le=100)
     """Seconds for every step."""
 
 
 class RoutingSettings(Section):
     """`[routing]`: where calls go, when engines pull weights, which calls move (docs/topics/scheduler.md, Where a call goes)."""
 
-    rule: Literal["cached", "gain"] = "gain"
+    rule: Rule = _CHOICE.rule
     """`cached`: a call goes to the engine that has its prefix cached, if that outweighs the load there.
     `gain`: it goes to the engine where it adds most tokens a second."""
-    min_gain_share: float = Field(0.05, ge=0, lt=1)
+    min_gain_share: float = Field(_CHOICE.min_gain_share, ge=0, lt=1)
     """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
-    late_call_weight: float = Field(64.0, ge=1, le=1e6)
+    late_call_weight: float = Field(_CHOICE.late_call_weight, ge=1, le=1e6)
     """With `gain`: the factor by which a call weighs more for each version that its `min_version` is older than the newest."""
     group_version: Literal["newest", "engine"] = "newest"
     """The `min_version` of a group that starts, from which its staleness is counted: the `newest` version, or that of the
     `engine` that would sample it, so that engines which lag get new groups (with `[update] order = "pull"`)."""
-    running_below: int = Field(2, ge=1, le=65_536)
+    running_below: int = Field(_PULLS.running_below, ge=1, le=65_536)
     """With `[update] order = "pull"`: an engine with fewer calls than these is under-used, and pulls."""
-    rate_below: float = Field(0.0, ge=0, le=1)
+    rate_below: float = Field(_PULLS.rate_below, ge=0, le=1)
     """With `[update] order = "pull"`: an engine that samples less than this share of the engines' average is under-used, too."""
-    pull_at_once: float = Field(0.25, ge=0, le=1)
+    pull_at_once: float = Field(_PULLS.at_once, ge=0, le=1)
     """The share of the engines that may pull together; one always may."""
     migrate: bool | None = None
     """Calls move out of engines with long queues, and from fast engines to slow ones. If it is not given: with `[update] order =
     "pull"`, where stragglers would otherwise keep an engine from ever pulling."""
-    waiting_above: int = Field(2, ge=0, le=65_536)
+    waiting_above: int = Field(_MOVES.waiting_above, ge=0, le=65_536)
     """The number of calls that may wait in an engine's own queue before some move."""
-    gap_above: float = Field(2.0, ge=1, le=1000)
+    gap_above: float = Field(_MOVES.gap_above, ge=1, le=1000)
     """Calls begin to move once the fastest engine samples this many times more than the slowest."""
-    gap_until: float = Field(1.2, ge=1, le=1000)
+    gap_until: float = Field(_MOVES.gap_until, ge=1, le=1000)
     """Calls move until that factor is below this."""
-    moves_at_once: int = Field(16, ge=1, le=65_536)
-    """The most calls that move in one second."""
     engine_prior: EnginePrior = EnginePrior()
 
     @model_validator(mode="after")

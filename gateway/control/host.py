@@ -382,7 +382,6 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
             "waiting_above": routing.waiting_above,
             "gap_above": routing.gap_above,
             "gap_until": routing.gap_until,
-            "at_once": routing.moves_at_once,
         },
     }
 

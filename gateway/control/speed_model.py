@@ -9,15 +9,16 @@ Below the bend (a certain n) more calls cost nothing. For a given bend the formu
 bend with non-negative least squares, and the best fit is used. While all batches are small, k2 and k4 cannot be distinguished;
 their sum is divided as in the prior. The prior has the weight of a few samples, so coefficients without evidence keep its values;
 a prompt's token is as much as a call of a full batch (k3) until prefills were observed. Huber's rule gives outliers (a pause)
-less weight.
+less weight. An engine that has too few samples for a fit has the prior, as many times slower or faster as its samples are.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,19 @@ class _Engine:
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
     new: int = 0
     fitting: Fitting | None = None
+    guess: EngineModel | None = None
+    """The first guess; None before the first sample."""
+
+    @property
+    def model(self) -> EngineModel | None:
+        """The coefficients that are known best; None before the first sample."""
+        return self.fitting.model if self.fitting else self.guess
+
+
+def _scaled(prior: EngineModel, samples: Iterable[Sample]) -> EngineModel:
+    """Return the prior, times the median of what the samples' steps take compared with it."""
+    ratio = median(s.step_s / (prior.step_s(s.running, s.kv) + prior.k3 * s.prompts) for s in samples)
+    return EngineModel(prior.k1 * ratio, prior.k2 * ratio, prior.k3 * ratio, prior.k4 * ratio)
 
 
 class SpeedModels:
@@ -211,20 +225,22 @@ class SpeedModels:
         elif (sample := _sample(engine.begun, look)) is not None:
             engine.samples.append(sample)
             engine.begun, engine.new = look, engine.new + 1
+            if engine.fitting is None:
+                engine.guess = _scaled(self.prior, engine.samples)
+                self._changed.add(name)
         if engine.new >= _EVERY and len(engine.samples) >= _LEAST:
             engine.new, engine.fitting = 0, fit(list(engine.samples), self.prior)
             self._changed.add(name)
         return tokens / seconds if seconds > 0 else 0.0
 
     def changed(self) -> list[tuple[str, EngineModel]]:
-        """Return the engines whose coefficients were fitted since the last time."""
-        names, self._changed = sorted(self._changed), set()
-        found = ((name, self._engines[name].fitting) for name in names if name in self._engines)
-        return [(name, fitting.model) for name, fitting in found if fitting is not None]
+        """Return the engines whose coefficients were guessed or fitted since the last time."""
+        names, self._changed = self._changed, set()
+        return [(name, model) for name, model in sorted(self.models().items()) if name in names]
 
     def models(self) -> dict[str, EngineModel]:
-        """Return the coefficients of fitted engines."""
-        return {name: one.fitting.model for name, one in self._engines.items() if one.fitting is not None}
+        """Return the coefficients of the engines that have shown their speed."""
+        return {name: one.model for name, one in self._engines.items() if one.model is not None}
 
     def forget(self, present: Container[str]) -> None:
         """Forget the engines that are not `present`."""
@@ -235,7 +251,7 @@ class SpeedModels:
         """Describe the models for the admin API: coefficients in seconds, and the median relative error; None until fitted."""
         found: dict[str, dict[str, Any]] = {}
         for name, engine in self._engines.items():
-            model = engine.fitting.model if engine.fitting else self.prior
+            model = engine.model or self.prior
             found[name] = {
                 **{key: getattr(model, key) for key in ("k1", "k2", "k3", "k4")},
                 "prefill_s": engine.fitting.prefill_s if engine.fitting else None,

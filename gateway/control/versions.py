@@ -28,6 +28,7 @@ from gateway.updates.weights_check import (
     Weights,
     known_weights,
     read_weights,
+    require_probe,
 )
 from headgate.errors import (
     Conflict,
@@ -90,7 +91,10 @@ class Versions(VersionRecords):
         host: ControlHost,
         ledger: StoredLedger | None,
         distribution: Distribution,
+        *,
+        probed: bool = True,
     ) -> None:
+        """`probed`: every version but the first needs a probe."""
         super().__init__(model, path, database)
         self._base = path
         """The first version's checkpoint, which defines the tensors."""
@@ -100,6 +104,7 @@ class Versions(VersionRecords):
         self._engines = host.models[model]
         self._ledger = ledger
         self._distribution = distribution
+        self._probed = probed
         self._publishing = asyncio.Lock()
         self._offers: dict[tuple[int, Path], asyncio.Task[None]] = {}
         self._updates: dict[int, asyncio.Task[None]] = {}
@@ -153,9 +158,11 @@ class Versions(VersionRecords):
             await self._database.submit(lambda c: statements.insert_version(c, {**first, "state": "live"}))
         else:
             self.current = Weights(row["version"], row["path"], row["parent"])
-        if (Path(self.current.path) / MANIFEST).exists():
+        if self.current.version or (Path(self.current.path) / MANIFEST).exists():
             path, rank = Path(self.current.path), self._distribution.max_lora_rank
             self.current = await asyncio.to_thread(known_weights, path, self.current.version, rank)
+        if self._probed and self.current.version:
+            require_probe(self.current)
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
         self.bad_ones = set(await self.bad())
@@ -169,11 +176,18 @@ class Versions(VersionRecords):
             await asyncio.wait(tasks)
 
     async def publish(
-        self, version: int, path: Path | None, wait_s: float, source: str = ""
+        self,
+        version: int,
+        path: Path | None,
+        wait_s: float,
+        source: str = "",
+        *,
+        skip_batches: bool = False,
     ) -> dict[str, Any]:
         """Check version `version` in `path`, and update the engines to it; wait up to `wait_s` for the end of the update.
 
-        `source`: in place of `path`, the server to fetch it from.
+        `source`: in place of `path`, the server to fetch it from. `skip_batches`: pass over the batches of numbers that were
+        never published.
 
         The same version may be published again from the same path: the record answers, or the update is tried again if no engine
         runs the version. A bad version is not tried again. Raise Unprocessable for unusable weights, Conflict for a number that
@@ -186,7 +200,7 @@ class Versions(VersionRecords):
             )
         path = path or self._distribution.path(version)
         if not await self._is_known(version, path):
-            await self._offered(version, path, source)
+            await self._offered(version, path, source, skip_batches)
         if (running := self._updates.get(version)) and wait_s > 0:
             await asyncio.wait({running}, timeout=wait_s)
         return await self.version(version)
@@ -198,32 +212,34 @@ class Versions(VersionRecords):
             return False
         return row["state"] == "live" or bool(row["bad"]) or version in self._updates
 
-    async def _offered(self, version: int, path: Path, source: str) -> None:
+    async def _offered(self, version: int, path: Path, source: str, skip_batches: bool) -> None:
         """Verify a version and begin its update. Requests for the same one share this, and it continues if one is cancelled."""
         task = self._offers.get((version, path))
         if task is None:
             task = asyncio.create_task(
-                self._offer(version, path, source), name=f"{self.model}-check-of-{version}"
+                self._offer(version, path, source, skip_batches), name=f"{self.model}-check-of-{version}"
             )
             task.add_done_callback(partial(self._on_offered, (version, path)))
             self._offers[version, path] = task
         await asyncio.shield(task)
 
-    async def _offer(self, version: int, path: Path, source: str) -> None:
+    async def _offer(self, version: int, path: Path, source: str, skip_batches: bool) -> None:
         if source:
             await self._distribution.bring(version, source)
         rank = self._distribution.max_lora_rank
         read = await asyncio.to_thread(read_weights, path, version, self._base, rank)
+        if self._probed:
+            require_probe(read)
         weights = replace(read, source=source)
         async with self._publishing:
-            await self._begin(weights)
+            await self._begin(weights, skip_batches)
 
     def _on_offered(self, key: tuple[int, Path], task: asyncio.Task[None]) -> None:
         del self._offers[key]
         if not task.cancelled():
             task.exception()  # asyncio warns of one that was not retrieved, and all who waited may have left
 
-    async def _begin(self, weights: Weights) -> None:
+    async def _begin(self, weights: Weights, skip_batches: bool) -> None:
         """Record the version and start its update, unless it has one."""
         version = weights.version
         row = await self._database.read(lambda c: statements.version(c, self.model, version))
@@ -235,12 +251,28 @@ class Versions(VersionRecords):
                 f"version {version} is not newer than {newest['version']}", code="version_not_newer"
             )
         if row is None:
+            if not skip_batches:
+                await self._check_next(version)
             await self._insert(weights)
         over = row is not None and (row["state"] == "live" or row["bad"])
         if not over and version not in self._updates:
             task = asyncio.create_task(self._update(weights), name=f"{self.model}-update-to-{version}")
             task.add_done_callback(partial(self._on_done, self._updates, version))
             self._updates[version] = task
+
+    async def _check_next(self, version: int) -> None:
+        """Raise Conflict if batches would be lost: those of versions before this one that were never published."""
+        assert self._ledger is not None
+        known = await self._database.read(lambda c: statements.parents(c, self.model))
+        next_batch = self._ledger.rule.next_buffer
+        missing = [number for number in range(next_batch + 1, version) if number not in known]
+        if missing:
+            which = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
+            message = (
+                f"version {version} would pass over the batches of versions that were never published ({which}): batch b makes"
+                f" version b + 1, and the next batch is {next_batch}; publish version {missing[0]}, or send `skip_batches`: true"
+            )
+            raise Conflict(message, code="version_skips_batches", param="version")
 
     async def _insert(self, weights: Weights) -> None:
         parent = weights.parent

@@ -20,6 +20,12 @@ _TODO = (
 
 def no_slot(rule: StalenessRule[Any]) -> str:
     """Return a sentence about a ledger without a free slot."""
+    if rule.next_buffer > rule.version + rule.settings.eta:
+        batch = rule.next_buffer - 1
+        return (
+            f"{NO_SLOT}: batch {batch} was acknowledged, and the newest live version is {rule.version}; publish version"
+            f" {batch + 1} ([staleness] eta = {rule.settings.eta})"
+        )
     groups: dict[int, list[GroupRow]] = {}
     for group in rule.groups():
         if group.state != "dropped":

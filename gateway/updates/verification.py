@@ -63,6 +63,8 @@ class Verifier:
     """The examination of one model's engines."""
 
     def __init__(self, update: UpdateSettings, distribution: Distribution, slots: Mapping[str, Slot]) -> None:
+        if not update.probe:
+            log.warning("[update] probe is false: nothing shows what engines sample with after an update")
         self._update = update
         self._distribution = distribution
         self._slots = slots
@@ -75,7 +77,7 @@ class Verifier:
         if report.proof.verdict == "failed":
             message = f"{slot.name} does not hold version {weights.version}: {report.proof.why}"
             raise ProbeFailed(message, code="probe_failed")
-        if weights.probe is not None:
+        if weights.probe is not None and self._update.probe:
             await self._probe(engine, weights, weights.probe, report)
 
     async def _prove(self, slot: Slot, weights: Weights) -> ProofReport:

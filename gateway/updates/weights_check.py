@@ -32,7 +32,7 @@ from headgate.weights.tensors import (
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One version's weights on disk. The first version may have no manifest, and then has no probe."""
+    """One version's weights on disk. Only the first version may have no manifest."""
 
     version: int
     path: str
@@ -80,12 +80,24 @@ def _weights(path: Path, manifest: dict[str, Any]) -> Weights:
     probe = manifest.get("probe")
     try:
         parsed = Probe.from_json(probe) if probe else None
+        if parsed and manifest.get("parent") is not None and not parsed.parent_logprobs:
+            raise ValueError("a version with a parent needs `parent_logprobs`")
     except (KeyError, TypeError, ValueError) as error:
         raise Unprocessable(
             f"{path}: the manifest's probe is not usable: {error}", code="bad_probe"
         ) from error
     adapter = f"v{manifest['version']}-{_digest(path)}" if adapters.CONFIG in manifest["files"] else ""
     return Weights(manifest["version"], str(path.resolve()), manifest.get("parent"), parsed, adapter=adapter)
+
+
+def require_probe(weights: Weights) -> None:
+    """Raise Unprocessable if a version has no probe: no engine could show that it computes with its weights."""
+    if weights.probe is None:
+        message = (
+            f"{weights.path}: the manifest of version {weights.version} has no `probe`: write a few token sequences with their"
+            " log-probabilities (docs/topics/weights.md)"
+        )
+        raise Unprocessable(message, code="no_probe")
 
 
 def _digest(path: Path) -> str:

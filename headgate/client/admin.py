@@ -226,13 +226,17 @@ class GatewayClient:
         wait_s: float = 0.0,
         model: str | None = None,
         url: str | None = None,
+        skip_batches: bool = False,
     ) -> dict[str, Any]:
         """Publish a version, in directory `path` or at the server `url` (see docs/topics/weights.md).
 
         The gateway checks the manifest before it answers, then updates its engines. It answers once the engines run the
         version, or after `wait_s`. The answer's `state` is `updating`, `live` or `failed`.
+        `skip_batches`: accept a number above the next one, and lose the batches of the numbers between.
         """
-        body = {"version": version, "path": path, "url": url, "model": model}
+        body: dict[str, Any] = {"version": version, "path": path, "url": url, "model": model}
+        if skip_batches:
+            body["skip_batches"] = True
         return await self._json("POST", "/weights", json=body, params={"wait": wait_s}, wait_s=wait_s)
 
     async def weights(self, version: int, model: str | None = None) -> dict[str, Any]:

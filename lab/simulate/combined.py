@@ -28,9 +28,12 @@ from lab.simulate.foresight import Foresight
 from lab.simulate.hosting import Hosting
 from lab.simulate.scenario import Scenario
 from lab.simulate.world import World
+from scheduler.policies.migration import MigrationSettings
+from scheduler.policies.placement import Choice
 from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_state import LedgerSettings
+from scheduler.policies.sync import SyncSettings
 from scheduler.program.calls import (
     Arrived,
     CallDeparted,
@@ -56,17 +59,20 @@ _AWAITED = {"load": "open", "launch": "open", "wake": "open", "sleep": "asleep",
 """The state of an engine after a step that takes time."""
 
 
+_CHOICE, _PULLS, _MOVES = Choice(), SyncSettings(), MigrationSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """The settings of a gateway that the simulation varies."""
+    """The settings of a gateway that the simulation varies; the defaults are the gateway's own."""
 
-    min_gain_share: float = 0.2
-    late_call_weight: float = 64.0
-    running_below: int = 2
-    rate_below: float = 0.0
-    pull_at_once: float = 0.25
-    migrate: bool = True
-    moves: int = 8
+    min_gain_share: float = _CHOICE.min_gain_share
+    late_call_weight: float = _CHOICE.late_call_weight
+    running_below: int = _PULLS.running_below
+    rate_below: float = _PULLS.rate_below
+    pull_at_once: float = _PULLS.at_once
+    migrate: bool = _MOVES.on
+    moves: int = _MOVES.per_engine
     """The most calls that move in a second, for each engine."""
     lend: bool = True
     recall_ahead_share: float = 1.0
@@ -131,7 +137,7 @@ class Combined:
     def _settings(self, scenario: Scenario) -> dict[str, Any]:
         knobs, engine = self._knobs, scenario.engine
         placement = {
-            "rule": "gain",
+            "rule": _CHOICE.rule,
             "min_gain_share": knobs.min_gain_share,
             "late_call_weight": knobs.late_call_weight,
             "engine": asdict(engine.model),
@@ -142,7 +148,7 @@ class Combined:
             },
             "migration": {
                 "on": knobs.migrate,
-                "at_once": knobs.moves * scenario.gpus // scenario.engine_gpus,
+                "per_engine": knobs.moves,
             },
         }
         model = {

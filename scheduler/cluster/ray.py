@@ -197,9 +197,9 @@ def _actor(job: Job, group: PlacementGroup, number: int) -> Any:
 
 
 def _resources(reserve: Capacity) -> dict[str, float]:
-    """Return a bundle. Ray accepts no empty one."""
+    """Return a bundle. Ray accepts no empty one: a byte of memory keeps no CPU from a rank that needs the whole node."""
     bundle = {"CPU": reserve.cpus, "GPU": float(reserve.gpus), "memory": float(int(reserve.memory_gb * _GIB))}
-    return {name: value for name, value in bundle.items() if value} or {"CPU": 0.001}
+    return {name: value for name, value in bundle.items() if value} or {"memory": 1.0}
 
 
 async def _gpus(job: Job, actor: Any) -> list[str]:

@@ -15,7 +15,7 @@ Two reasons to interrupt, the first that there is:
 
 A call whose sampler has a state never moves, and none to an engine of a version below its `min_version`. Where several
 processes move calls by the same snapshot, each move stands for `times` (`placement.py`), and a process decides on its share of
-`at_once`.
+the moves.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from scheduler.policies.placement import Choice, OpenEngine
 _LOOKED_AT = 4
 """The number of fastest engines that are compared for a call, and of calls without a better engine after which an engine
 is skipped."""
+_FRUITLESS = 16
+"""The number of slow engines in a row without a move after which no other is examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,12 @@ class MigrationSettings:
     waiting_above: int = 2
     gap_above: float = 2.0
     gap_until: float = 1.2
-    at_once: int = 16
-    """The most calls that are moved at one time."""
+    per_engine: int = 8
+    """The most calls that are moved at one time, for each engine."""
 
     def __post_init__(self) -> None:
-        if self.waiting_above < 0 or self.at_once < 1:
-            raise ValueError("waiting_above is at least 0, at_once at least 1")
+        if self.waiting_above < 0 or self.per_engine < 1:
+            raise ValueError("waiting_above is at least 0, per_engine at least 1")
         if not 1.0 <= self.gap_until <= self.gap_above:
             raise ValueError("gap_until must be from 1 to gap_above: calls would move back and forth")
 
@@ -68,7 +70,7 @@ class _Plan:
         self.engines = list(engines)
         self.moves: list[tuple[str, str, str]] = []
         self.times = times
-        self._at_once = max(1, settings.at_once // times)
+        self._most = max(1, settings.per_engine * len(self.engines) // times)
         self._own = False
 
     def begin(self) -> list[OpenEngine]:
@@ -80,7 +82,7 @@ class _Plan:
 
     @property
     def full(self) -> bool:
-        return len(self.moves) >= self._at_once
+        return len(self.moves) >= self._most
 
     def move(self, call: Movable, source: OpenEngine, target: OpenEngine) -> None:
         self.moves.append((call.call, source.name, target.name))
@@ -147,8 +149,9 @@ def _to_gain(
     """Call out of the slowest engines, each into the best of the fastest that may have it."""
     fastest = sorted((engine.step_s(1), i) for i, engine in enumerate(plan.engines) if not engine.waiting)
     slowest = sorted((-engine.step_s(), engine.name, i) for i, engine in enumerate(plan.engines))
-    for _, name, number in slowest[: settings.at_once]:
-        failures = 0
+    fruitless = 0
+    for _, name, number in slowest:
+        failures, before = 0, len(plan.moves)
         for call in sorted(inside(name), key=lambda call: (-call.weight, -call.length)):
             source = plan.engines[number]
             if plan.full or not fastest or source.step_s() <= fastest[0][0]:
@@ -162,6 +165,9 @@ def _to_gain(
             (_, i), engines = fastest.pop(found), plan.begin()
             plan.move(call, engines[number], engines[i])
             insort(fastest, (engines[i].step_s(1), i))
+        fruitless = fruitless + 1 if len(plan.moves) == before else 0
+        if fruitless == _FRUITLESS:
+            return
 
 
 def _better(

@@ -7,7 +7,8 @@ Two rules decide which is best, and whether there is room for the call or it wai
 - `gain`: where its coming adds most tokens a second (`throughput.py`), less what the prefill of tokens that are not cached takes
   from the others; an engine has room while the gain is above `min_gain_share` of what the call would add to an empty engine, and
   while nothing waits in the engine's own queue. A call most of which an engine has in its cache, as a later turn has, stays
-  there while there is room: where it goes else, the turns after it have nothing either.
+  there until another one adds `_BETTER` times as much, prefill included: where it goes else, the turns after it have nothing
+  either. So an agent that fans out gets several engines.
 
 *Late calls* (headgate's addition to `gain`). A group that began under `min_version` is trained by `min_version` + eta: the
 calls of it that still run when newer versions exist keep a batch waiting, and the rest do not. So a call weighs
@@ -36,6 +37,8 @@ Rule = Literal["cached", "gain"]
 _LOOKED_AT = 4
 _STAY = 256
 """The assumed number of tokens still to come, where there is no prediction."""
+_BETTER = 1.2
+"""How many times as much another engine must add for a call to leave its cache, as for a call that moves (`migration`)."""
 _DRIFT = 0.02
 """The weight of every new call in the typical length."""
 _MOST_LATE = 4
@@ -149,11 +152,14 @@ _Place = tuple[bool, int]
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The rule. `min_gain_share`: the share of its ideal gain that a call must add to enter an engine. `late_call_weight`: see
-    the module."""
+    the module.
 
-    rule: Rule = "cached"
-    min_gain_share: float = 0.05
-    late_call_weight: float = 1.0
+    The defaults of this class, of `MigrationSettings` and of `SyncSettings` are those of the gateway and of the simulator.
+    """
+
+    rule: Rule = "gain"
+    min_gain_share: float = 0.2
+    late_call_weight: float = 64.0
 
     def __post_init__(self) -> None:
         if self.rule not in ("cached", "gain"):
@@ -371,7 +377,7 @@ class Engines:
         to = self.open.get(request.to)
         if to is not None and to.version >= request.version:
             return to
-        return self._kept(request) or self._best_of(request, self._candidates(request))
+        return self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
         """Return true if an open engine may sample calls of this `min_version`."""
@@ -381,15 +387,6 @@ class Engines:
         """Return the present weight of a call of this `min_version`."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
-    def _kept(self, request: EngineRequest) -> OpenEngine | None:
-        """Return the engine with most of a call in its cache, if it may have it and, under `gain`, has room."""
-        near = self.open.get(request.near)
-        if self.choice.rule != "gain" or near is None or 2 * request.cached <= request.length:
-            return None
-        legal = near.version >= request.version and near.name not in request.avoid
-        room = legal and self.choice.has_room(near, footprint(request), self.weight(request.version))
-        return near if room else None
-
     def _best_of(self, request: EngineRequest, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:
             return None
@@ -398,7 +395,11 @@ class Engines:
         weight = self.weight(request.version)
         cached = {request.near: min(request.cached, request.length)} if request.near else {}
         keyed = [(key(e, length, expected, cached.get(e.name, 0), weight), e) for e in wanted]
-        _, best = min(keyed, key=lambda pair: pair[0])
+        (less, *_), best = min(keyed, key=lambda pair: pair[0])
+        if self.choice.rule == "gain" and 2 * request.cached > request.length:
+            for (here, *_), engine in keyed:
+                if engine.name == request.near and -less <= _BETTER * -here:
+                    best = engine
         return best if self.choice.has_room(best, length, weight) else None
 
     def _candidates(self, request: EngineRequest) -> list[OpenEngine]:

@@ -18,12 +18,12 @@ An event costs the logarithm of the number of engines and calls; the snapshot, o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from scheduler.policies.lending import remaining
 from scheduler.policies.migration import MigrationSettings, Movable, moves
-from scheduler.policies.placement import Choice, EngineRequest, Engines, OpenEngine, Rule, footprint
+from scheduler.policies.placement import Choice, EngineRequest, Engines, OpenEngine, footprint
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import PeerBacklog, Waterfall
@@ -43,6 +43,7 @@ from scheduler.program.events import EngineUnavailable, Started, Target, Verdict
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
 
+_CHOICE = tuple(one.name for one in fields(Choice))
 _PULL_S = 5.0
 """An engine that is still open this long after the command to pull receives it again."""
 
@@ -51,9 +52,7 @@ _PULL_S = 5.0
 class PlacementSettings:
     """The settings of routing, migration and pulls."""
 
-    rule: Rule = "cached"
-    min_gain_share: float = 0.05
-    late_call_weight: float = 1.0
+    choice: Choice = field(default_factory=Choice)
     pull: bool = False
     """The weight update's order is `pull`."""
     engine: EngineModel = field(default_factory=EngineModel)
@@ -63,10 +62,12 @@ class PlacementSettings:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> PlacementSettings:
-        """Read the settings from their JSON form."""
+        """Read the settings from their JSON form, in which the fields of `choice` are not in a table of their own."""
+        choice = {name: given[name] for name in _CHOICE if name in given}
         parts = {"engine": EngineModel, "sync": SyncSettings, "migration": MigrationSettings}
-        read = {name: parts[name](**value) if name in parts else value for name, value in given.items()}
-        return cls(**read)
+        others = {name: value for name, value in given.items() if name not in choice}
+        read = {name: parts[name](**value) if name in parts else value for name, value in others.items()}
+        return cls(choice=Choice(**choice), **read)
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Placement(Reactor):
     def __init__(self, name: str, settings: PlacementSettings) -> None:
         super().__init__(name)
         self._settings = settings
-        self._choice = Choice(settings.rule, settings.min_gain_share, settings.late_call_weight)
+        self._choice = settings.choice
         self._engines = Engines(self._choice)
         self._waterfall = Waterfall(self._engines)
         self._runs: dict[str, _Run] = {}

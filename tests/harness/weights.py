@@ -34,13 +34,16 @@ def publish_pieces(
     return target
 
 
-def write_manifest(directory: Path, version: int, parent: int | None, probe: dict[str, Any] | None) -> None:
-    """Write `manifest.json` for what is in a directory."""
+def write_manifest(
+    directory: Path, version: int, parent: int | None, probe: dict[str, Any] | None = None
+) -> None:
+    """Write `manifest.json` for what is in a directory; without a `probe`, with one that does not distinguish its parent."""
     files = {
         file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
         for file in sorted(directory.iterdir())
         if file.name != "manifest.json"
     }
+    probe = probe or probe_of(directory, directory)
     manifest = {"format": 1, "version": version, "parent": parent, "files": files, "probe": probe}
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
@@ -48,8 +51,9 @@ def write_manifest(directory: Path, version: int, parent: int | None, probe: dic
 def write_manifest_of_pieces(
     directory: Path, version: int, parent: int | None, probe: dict[str, Any] | None = None
 ) -> None:
-    """Write a manifest of format 2, for tensors of at most one piece (16 MiB) each."""
+    """Write the same in format 2, for tensors of at most one piece (16 MiB) each."""
     files = {file.name: _pieces(file) for file in sorted(directory.iterdir()) if file.name != "manifest.json"}
+    probe = probe or probe_of(directory, directory)
     manifest = {"format": 2, "version": version, "parent": parent, "files": files, "probe": probe}
     (directory / "manifest.json").write_text(json.dumps(manifest))
 

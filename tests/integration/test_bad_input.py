@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -449,12 +450,19 @@ async def test_a_version_is_used_once(gateway: RunningGateway, sound: Path, tmp_
     assert (await gateway.admin.publish(1, str(sound), wait_s=60))["state"] == "live"
     assert (await gateway.admin.status())["newest_version"] == 1
     later = publish(tmp_path / "source", tmp_path / "v5", 5, 1)
-    assert (await gateway.admin.publish(5, str(later), wait_s=60))["state"] == "live"
+    assert (await gateway.admin.publish(5, str(later), wait_s=60, skip_batches=True))["state"] == "live"
     assert (await gateway.admin.status())["newest_version"] == 5
     earlier = publish(tmp_path / "source", tmp_path / "v3", 3, 1)
     await refused(gateway, 409, "version_not_newer", version=3, path=str(earlier))
     response = await gateway.http.get("/admin/v1/weights/3")
     error_of(response, 404, "no_version")
+
+
+@pytest.mark.parametrize("probe", [None, {}])
+async def test_a_version_without_a_probe_is_refused(gateway: RunningGateway, sound: Path, probe: Any) -> None:
+    manifest = json.loads((sound / "manifest.json").read_text())
+    (sound / "manifest.json").write_text(json.dumps({**manifest, "probe": probe}))
+    await refused(gateway, 422, "no_probe", version=1, path=str(sound))
 
 
 async def test_no_lease_is_held(gateway: RunningGateway) -> None:

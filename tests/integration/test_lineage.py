@@ -146,3 +146,18 @@ async def test_a_parent_that_was_never_live_is_refused(tiny_model: Path, tmp_pat
         assert (await push(gateway, tmp_path / "child-of-0", 2, 0))["state"] == "live"
         status = await gateway.admin.status()
         assert (status["version"], status["orphaned_versions"]) == (2, [1])
+
+
+async def test_a_number_that_skips_batches_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    """A version that failed explains a gap; a number that was never published does not."""
+    async with run_gateway(values_for(tiny_model, tmp_path)) as gateway:
+        wrong = {"sequences": [[5, 9]], "new_logprobs": [[-9.0]], "parent_logprobs": [[-8.0]]}
+        bad = publish(fake_weights(tmp_path / "bad", "bad"), tmp_path / "v1", 1, 0, wrong)
+        assert (await gateway.admin.publish(1, str(bad), wait_s=60))["state"] == "failed"
+        assert (await push(gateway, tmp_path / "child-of-0", 2, 0))["state"] == "live"
+        with pytest.raises(GatewayRefused, match=r"never published \(3 to 8\).*publish version 3") as refused:
+            await push(gateway, tmp_path, 9, 2)
+        assert (refused.value.status, refused.value.code) == (409, "version_skips_batches")
+        assert (await gateway.admin.status())["consumed"] == 2
+        record = await gateway.admin.publish(9, str(tmp_path / "v9"), wait_s=60, skip_batches=True)
+        assert record["state"] == "live"

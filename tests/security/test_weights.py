@@ -99,7 +99,7 @@ async def test_files_that_are_not_the_manifests_are_refused(
     else:
         file.rename(tmp_path / "elsewhere")
         file.symlink_to(tmp_path / "elsewhere")
-        write_manifest(folder, 5, 0, None)
+        write_manifest(folder, 5, 0)
     body = {"version": 5, "path": str(folder), "model": "ann-policy"}
     answer = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of("ann")), json=body)
     assert answer.status_code == 422, answer.text

@@ -94,13 +94,23 @@ class Feed:
         parent: int | None = record["parent"]
         return parent
 
-    async def publish(self, version: int, path: str, source: str | None) -> dict[str, Any]:
+    async def publish(
+        self, version: int, path: str, source: str | None, new_line: bool = False
+    ) -> dict[str, Any]:
         """Publish a version, or request its state again; return the record after `POLL_S` if its update has not ended.
 
-        `source`: the server from which the gateway fetches it, instead of `path`.
+        `source`: the server from which the gateway fetches it, instead of `path`. `new_line`: numbers between it and its parent
+        were given up, with their batches.
         """
         location = {"path": path} if source is None else {"url": source}
-        call = partial(self._client.publish, version, wait_s=POLL_S, model=self._model, **location)
+        call = partial(
+            self._client.publish,
+            version,
+            wait_s=POLL_S,
+            model=self._model,
+            skip_batches=new_line,
+            **location,
+        )
         return await self._request("publish", call)
 
     # Batches

@@ -117,11 +117,11 @@ class Publication:
                 raise PublishFailed(f"version {version} cannot be written: {error}") from error
             write = None  # frees the copy
         with naming_step("publish"):
-            await self._until_live(version)
+            await self._until_live(version, new_line=parent is not None and version > parent + 1)
         await in_thread(self._weights.prune, self._settings.keep, version, parent)
         await in_thread(self._trainer.prune_checkpoints)
 
-    async def _until_live(self, version: int) -> None:
+    async def _until_live(self, version: int, *, new_line: bool) -> None:
         """Publish a written version, and wait until it is live."""
         limit = self._settings.timeout_s
         deadline = time.monotonic() + limit
@@ -130,17 +130,17 @@ class Publication:
             if time.monotonic() > deadline:
                 raise StepTimeout("publish", limit, f"version {version} is still updating")
             # Publishing the same version again is safe, and continues where a gateway was restarted in the middle.
-            record = await self._publish(version)
+            record = await self._publish(version, new_line)
         if record["state"] == "failed":
             raise PublishFailed(
                 f"no engine loaded version {version}: {record['why']}; start the trainer again once engines work"
             )
 
-    async def _publish(self, version: int) -> dict[str, Any]:
+    async def _publish(self, version: int, new_line: bool) -> dict[str, Any]:
         """Return the gateway's record of a version. Raise VersionRejected, and leave a note of it for the next start."""
         try:
             path = self._weights.path(version)
-            record = await self._feed.publish(version, str(path), self._settings.source)
+            record = await self._feed.publish(version, str(path), self._settings.source, new_line)
         except GatewayRefused as refusal:
             if refusal.code not in _REJECTIONS:
                 raise

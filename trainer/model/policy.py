@@ -71,7 +71,7 @@ class Policy(nn.Module):
         self.attention_kind: Attention = attention_kind
         self.vision_inputs = vision_inputs
         self._head = head.head_of(model)
-        self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._own = model.config._attn_implementation
         self._exchange = exchange
         if exchange is not None:
@@ -134,7 +134,7 @@ class Policy(nn.Module):
             hidden[micro.context[which] - start],
             micro.ids[micro.at[which]],
             micro.temperature[which],
-            self._vocabulary,
+            self.vocabulary,
             with_entropy=with_entropy,
             entropy_grad=entropy_grad,
         )

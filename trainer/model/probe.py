@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 from headgate.types import Probe
 from trainer.data.packing import lay_out
@@ -14,6 +15,10 @@ from trainer.data.tree import row_of_tokens
 from trainer.model.policy import Policy
 
 SEQUENCES = 4
+_LENGTH = 16
+"""Tokens of each default sequence."""
+_STRIDE = 7919
+"""A prime, so that ids of a large vocabulary differ."""
 
 Sequences = Sequence[tuple[int, ...]]
 Logprobs = Sequence[tuple[float, ...]]
@@ -34,13 +39,27 @@ def logprobs(policy: Policy, sequences: Sequences, *, merged: bool = True) -> li
     return [tuple(row.tolist()) for row in values]
 
 
-def noise(policy: Policy, chosen: Probe | None, *, merged: bool = True) -> float:
+def default_sequences(vocabulary: int) -> list[tuple[int, ...]]:
+    """Return sequences for a version whose batch has no text: ids of the middle of the vocabulary, where special tokens are
+    rare."""
+    first, count = vocabulary // 4, max(1, vocabulary // 2)
+    ids = [first + (_STRIDE * n) % count for n in range(SEQUENCES * _LENGTH)]
+    return [tuple(ids[at : at + _LENGTH]) for at in range(0, len(ids), _LENGTH)]
+
+
+def unchanged(policy: Policy, *, merged: bool = True) -> Probe:
+    """Return the probe of a version that has its parent's weights."""
+    sequences = default_sequences(policy.vocabulary)
+    same = logprobs(policy, sequences, merged=merged)
+    chosen = choose(sequences, same, same)
+    return replace(chosen, noise=noise(policy, chosen, merged=merged))
+
+
+def noise(policy: Policy, chosen: Probe, *, merged: bool = True) -> float:
     """Return the mean gap (nats) between a probe's log-probabilities and those of a pass over each of its sequences alone.
 
     It is the rounding of the arithmetic: below a few times that gap two versions cannot be distinguished.
     """
-    if chosen is None:
-        return 0.0
     alone = [logprobs(policy, [sequence], merged=merged)[0] for sequence in chosen.sequences]
     gaps = [
         abs(a - b)
@@ -50,10 +69,10 @@ def noise(policy: Policy, chosen: Probe | None, *, merged: bool = True) -> float
     return sum(gaps) / len(gaps)
 
 
-def choose(sequences: Sequences, new: Logprobs, parent: Logprobs) -> Probe | None:
-    """Return the `SEQUENCES` on which two versions differ most (mean absolute difference); None without sequences."""
+def choose(sequences: Sequences, new: Logprobs, parent: Logprobs) -> Probe:
+    """Return the `SEQUENCES` on which two versions differ most (mean absolute difference). Raise ValueError without sequences."""
     if not sequences:
-        return None
+        raise ValueError("a probe needs a sequence")
 
     def difference(i: int) -> float:
         return sum(abs(a - b) for a, b in zip(new[i], parent[i], strict=True)) / len(new[i])

@@ -30,6 +30,8 @@ class PublishBody(BaseModel):
     """In place of `path`: the root of the server, such as `http://trainer:8100`."""
     model: str | None = None
     """A trained model; the first one, if none is named."""
+    skip_batches: bool = False
+    """Accept a number above the next one: the batches of the numbers between are not trained."""
 
 
 @router.post("/weights")
@@ -43,9 +45,11 @@ async def publish(
             "give the version's `path` or its `url`, not both", code="invalid_value", param="path"
         )
     if body.url is not None:
-        return await versions.publish(body.version, None, wait, _source(access, body.url))
-    assert body.path is not None
-    return await versions.publish(body.version, await asyncio.to_thread(_folder, access, body.path), wait)
+        path, source = None, _source(access, body.url)
+    else:
+        assert body.path is not None
+        path, source = await asyncio.to_thread(_folder, access, body.path), ""
+    return await versions.publish(body.version, path, wait, source, skip_batches=body.skip_batches)
 
 
 @router.get("/weights/{version}")

@@ -34,7 +34,7 @@ def settings_of(mode: str, order: str, engines: int) -> Settings:
         {
             "models": {"m": {"path": "/nowhere/0"}},
             "engine": engine,
-            "update": {"mode": mode, "order": order},
+            "update": {"mode": mode, "order": order, "probe": False},
             "queue": {"max_wait_s": 900},
             "store": {"url": "postgresql://nowhere/headgate"},
             "bus": {"url": "redis://nowhere"},

@@ -62,7 +62,7 @@ def test_requests_wait_for_one_anothers_prefills_and_share_steps(tiny_model: Pat
 
 
 def test_in_turn_means_every_engine_that_may_whatever_runs_there() -> None:
-    engines = Engines(Choice())
+    engines = Engines(Choice("cached"))
     for name, version in (("a", 1), ("b", 0), ("c", 1)):
         engines.opened(name, version, EngineModel())
     for _ in range(5):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +30,13 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     GPT2LMHeadModel(config).save_pretrained(directory)
     return directory
+
+
+@pytest.fixture
+async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway whose fake engine loads the versions of a real trainer; batches of two groups, eta 1."""
+    staleness = {"batch": 2, "eta": 1, "min_members": 1}
+    async with run_gateway(
+        settings_for(tiny_model, tmp_path, staleness=staleness, update={"probe": False})
+    ) as running:
+        yield running

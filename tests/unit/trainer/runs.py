@@ -9,7 +9,6 @@ from typing import Any
 
 from tests.harness.gateways import RunningGateway
 from trainer.config.settings import Settings
-from trainer.data.batch import Batch
 from trainer.loop.training_loop import TrainingLoop
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock, Metrics
@@ -28,15 +27,6 @@ path = "{model}"
 lr = 1e-2
 """
 """The file of a run that needs no gateway."""
-
-
-class ProbelessTrainer(RankTrainer):
-    """The fake engine's log-probabilities are not those of a model, so a probe would rightly fail."""
-
-    def step(self, batch: Batch) -> dict[str, float]:
-        measured = super().step(batch)
-        self.probe = None
-        return measured
 
 
 def settings_of(
@@ -73,7 +63,7 @@ async def loop_of(
     gateway: RunningGateway, settings: Settings, trackers: Trackers | None = None, *, from_older: bool = False
 ) -> AsyncIterator[TrainingLoop]:
     with Metrics(settings.run.dir, settings.run.steps, trackers=trackers) as metrics:
-        trainer = ProbelessTrainer.open(settings, older=True)
+        trainer = RankTrainer.open(settings, older=True)
         loop = TrainingLoop(settings, trainer, gateway.admin, metrics, from_older=from_older)
         await loop.check_versions()
         try:

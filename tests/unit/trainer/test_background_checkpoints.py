@@ -16,7 +16,7 @@ from headgate.weights import folders
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import result_of, until
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of, train_one
+from tests.unit.trainer.runs import loop_of, settings_of, train_one
 from trainer.errors import CheckpointError
 from trainer.loop import checkpoints
 from trainer.loop.run import run
@@ -94,9 +94,8 @@ async def test_steps_versions_and_acknowledgements_go_on_while_a_checkpoint_is_w
 
 
 async def test_a_run_that_is_stopped_between_two_checkpoints_writes_one(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("trainer.loop.run.RankTrainer", ProbelessTrainer)
     settings = settings_of(gateway, tiny_model, tmp_path, every=100, steps=9)
     async with episodes(gateway):
         running = asyncio.create_task(run(settings))

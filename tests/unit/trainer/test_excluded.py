@@ -71,7 +71,7 @@ async def test_each_kind_of_failure_is_left_out_by_its_reason_and_its_tokens_are
         "broken": {"function": "tests.harness.graders:constant", "retries": 0}
     }  # no `value` in the metadata
     staleness = {"batch": 1, "eta": 0}
-    values = settings_for(tiny_model, tmp_path, staleness=staleness, graders=graders)
+    values = settings_for(tiny_model, tmp_path, staleness=staleness, graders=graders, update={"probe": False})
     async with run_gateway(values) as gateway:
         settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
         async with loop_of(gateway, settings) as loop, within("the trainer is through", 60):

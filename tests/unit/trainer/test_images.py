@@ -22,13 +22,14 @@ from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of
+from tests.unit.trainer.runs import loop_of, settings_of
 from tests.unit.trainer.trees import prompt
 from tests.unit.trainer.vision_episodes import name_of
 from trainer.config.settings import Settings
 from trainer.errors import FeedBroken
 from trainer.loop.images import EpisodeImages
 from trainer.loop.training_loop import TrainingLoop
+from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock
 from trainer.state.images import ImageFiles
 
@@ -48,7 +49,7 @@ async def gateway(model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
     own = {"path": str(model), "family": "template", "images": True}
     staleness = {"batch": 2, "eta": 1, "min_members": 1}
     async with run_gateway(
-        settings_for(model, tmp_path, models={"demo": own}, staleness=staleness)
+        settings_for(model, tmp_path, models={"demo": own}, staleness=staleness, update={"probe": False})
     ) as running:
         yield running
 
@@ -150,7 +151,7 @@ def forget_red(connection: Connection) -> None:
 async def test_an_image_that_is_not_what_was_recorded_is_missing(
     gateway: RunningGateway, model: Path, tmp_path: Path
 ) -> None:
-    trainer = ProbelessTrainer.open(settings(gateway, model, tmp_path))
+    trainer = RankTrainer.open(settings(gateway, model, tmp_path))
 
     class Gateway:
         async def image(self, name: str) -> bytes:

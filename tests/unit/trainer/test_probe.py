@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headgate.types import Probe
-from trainer.model.probe import choose
+from trainer.model.probe import choose, default_sequences
 
 
 def test_a_probe_is_of_the_sequences_whose_tokens_differ_most_on_average() -> None:
@@ -17,5 +19,13 @@ def test_a_probe_is_of_the_sequences_whose_tokens_differ_most_on_average() -> No
     )
 
 
-def test_without_sequences_there_is_no_probe() -> None:
-    assert choose([], [], []) is None
+def test_a_probe_without_sequences_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a sequence"):
+        choose([], [], [])
+
+
+@pytest.mark.parametrize("vocabulary", [2, 256, 150_000])
+def test_the_default_sequences_are_tokens_of_the_vocabulary(vocabulary: int) -> None:
+    sequences = default_sequences(vocabulary)
+    assert {len(sequence) for sequence in sequences} == {16}
+    assert all(0 <= token < vocabulary for sequence in sequences for token in sequence)

@@ -15,10 +15,11 @@ import torch
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import result_of, until, within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessTrainer, loop_of, offline_settings, settings_of, train_one
+from tests.unit.trainer.runs import loop_of, offline_settings, settings_of, train_one
 from trainer.errors import PublishFailed
 from trainer.loop.tasks import run_with_companions
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 
 LIMIT_S = 120.0
 
@@ -123,7 +124,7 @@ def test_what_is_published_is_a_copy_that_no_step_changes(
     tiny_model: Path, tmp_path: Path, adapters: bool
 ) -> None:
     model = {"lora": {"rank": 2}} if adapters else {}
-    trainer = ProbelessTrainer.open(offline_settings(tiny_model, tmp_path / "run", model=model))
+    trainer = RankTrainer.open(offline_settings(tiny_model, tmp_path / "run", model=model))
     copy = trainer.gather_adapter() if adapters else trainer.gather_weights()
     before = {name: tensor.clone() for name, tensor in copy.items()}
     with torch.no_grad():

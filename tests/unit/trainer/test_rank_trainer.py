@@ -109,6 +109,20 @@ def test_what_may_not_change_between_runs_is_refused_by_its_setting(
         RankTrainer.open(others)
 
 
+@pytest.mark.parametrize("algorithm", ["reinforce++", "grpo"])
+def test_every_version_has_a_probe(tiny_model: Path, tmp_path: Path, algorithm: str) -> None:
+    """Also one that has the first version's weights, and one whose algorithm needs the whole batch."""
+    trainer = RankTrainer.open(offline_settings(tiny_model, tmp_path, algorithm={"type": algorithm}))
+    trainer.renumber(1)
+    assert trainer.probe is not None
+    assert trainer.probe.parent_logprobs == trainer.probe.new_logprobs
+    train(trainer)
+    assert trainer.probe.parent_logprobs != trainer.probe.new_logprobs
+    assert {len(sequence) for sequence in trainer.probe.sequences} != {16}, (
+        "they are the batch's, not the default ones"
+    )
+
+
 def test_a_new_line_has_the_same_weights_their_version_as_parent_and_survives_a_restart(
     settings: Settings,
 ) -> None:

@@ -19,7 +19,7 @@ from headgate.types import Group
 from tests.harness.gateways import RunningGateway, gateway_of, run_gateway, settings_for
 from tests.harness.waiting import until, within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of, train_one
+from tests.unit.trainer.runs import loop_of, settings_of, train_one
 from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 from trainer.config.settings import Settings
 from trainer.data.batch import Batch
@@ -28,11 +28,12 @@ from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
 from trainer.loop.tasks import Companion, run_with_companions
 from trainer.loop.training_loop import TrainingLoop
+from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Metrics, phases, sparkline
 from trainer.report.tracking import Trackers
 
 
-class Watching(ProbelessTrainer):
+class Watching(RankTrainer):
     """Knows whose the node is whenever it computes."""
 
     role: Callable[[], str]
@@ -179,7 +180,9 @@ async def test_every_version_is_trained_published_and_acknowledged(
 async def test_two_trainers_train_two_models_behind_one_gateway(tiny_model: Path, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         staleness = {"batch": 2, "eta": 1, "min_members": 1}
-        opened = gateway_of(tiny_model, tmp_path, {"actor": {}, "planner": {}}, staleness=staleness)
+        opened = gateway_of(
+            tiny_model, tmp_path, {"actor": {}, "planner": {}}, staleness=staleness, update={"probe": False}
+        )
         gateway, engines = await stack.enter_async_context(opened)
         trainers = []
         for name, steps in (("actor", 1), ("planner", 2)):
@@ -322,7 +325,9 @@ async def test_a_mean_over_the_batch_is_refused_where_the_gateway_drops_groups(
 ) -> None:
     """A group of equal rewards moves that mean; where each reward has its group's taken off first, it does not."""
     staleness = {"batch": 2, "drop_equal": True}
-    async with run_gateway(settings_for(tiny_model, tmp_path, staleness=staleness)) as gateway:
+    async with run_gateway(
+        settings_for(tiny_model, tmp_path, staleness=staleness, update={"probe": False})
+    ) as gateway:
         settings = settings_of(gateway, tiny_model, tmp_path)
         algorithm = ReinforcePlusPlusSettings(group_baseline=group_baseline)
         settings = settings.model_copy(update={"algorithm": algorithm})

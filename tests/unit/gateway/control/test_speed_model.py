@@ -91,6 +91,20 @@ def test_an_engine_is_fitted_after_enough_samples_and_forgotten_when_removed() -
     assert fits.describe() == {}
 
 
+def test_an_engine_that_is_ten_times_slower_is_known_after_its_first_sample() -> None:
+    fits = SpeedModels(PRIOR)
+    for second in range(2):
+        for name, slower in (("fast", 1.0), ("slow", 10.0)):
+            assert fits.models() == {} or second
+            step_s = slower * TRUE.step_s(20, 20_000)
+            counts = StepCounts(100 * second, 0, 2000 * second, 2000 * second * step_s)
+            fits.observe(name, 1, 2.0 * second, 20, 20_000, load(2000 * second, counts))
+    found = dict(fits.changed())
+    assert found["slow"].step_s(50, 9000) == pytest.approx(10 * found["fast"].step_s(50, 9000))
+    assert found["fast"].step_s(20, 20_000) == pytest.approx(TRUE.step_s(20, 20_000))
+    assert fits.changed() == []
+
+
 def test_a_second_with_a_changed_load_or_a_restart_gives_no_sample() -> None:
     fits = SpeedModels(PRIOR)
     fits.observe("e", 1, 0.0, 10, 1000, load(0))

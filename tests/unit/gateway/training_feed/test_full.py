@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.training_feed.full import no_slot
 from scheduler.policies.staleflow import StaleFlow
-from scheduler.policies.staleness_events import Finish, Join, Leased, Reward
+from scheduler.policies.staleness_events import Consume, Finish, Join, Leased, Reward
 from scheduler.policies.staleness_state import LedgerSettings
 
 
@@ -27,3 +27,17 @@ def test_the_batches_their_groups_and_the_trainer_are_named() -> None:
         assert todo in message
     rule.apply(Leased(0))
     assert "; a trainer has batch 0; " in no_slot(rule)
+
+
+def test_batches_that_were_acknowledged_before_their_versions_are_named() -> None:
+    rule = StaleFlow(LedgerSettings(1, 1, min_members=1))
+    for batch in range(2):
+        rule.apply(Join(f"g{batch}", f"e{batch}", 1))
+        rule.apply(Reward(f"e{batch}", 1.0))
+        rule.apply(Leased(batch))
+        rule.apply(Consume(batch))
+    assert rule.free_slots() == 0
+    assert no_slot(rule) == (
+        "no slot is free within the staleness bound: batch 1 was acknowledged, and the newest live version is 0;"
+        " publish version 2 ([staleness] eta = 1)"
+    )

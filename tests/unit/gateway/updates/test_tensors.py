@@ -51,7 +51,7 @@ def version(tmp_path: Path, *shards: Arrays, index: bool = False, **values: Any)
     if index:
         places = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    write_manifest(folder, 1, 0, None)
+    write_manifest(folder, 1, 0)
     edit(folder, **values)
     return folder
 
@@ -187,7 +187,7 @@ def test_a_tensor_in_two_files_or_outside_the_indexs_file_is_refused(tmp_path: P
     lies = version(tmp_path / "b", dict(cut[:1]), dict(cut[1:]), index=True)
     index = lies / "model.safetensors.index.json"
     index.write_text(index.read_text().replace("model-0", "model-1"))
-    write_manifest(lies, 1, 0, None)
+    write_manifest(lies, 1, 0)
     assert "weight_map" in refusal(lies, base).message
 
 
@@ -226,7 +226,7 @@ def test_a_tied_head_may_be_stored_or_not(tmp_path: Path, base: Path) -> None:
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, base: Path, content: bytes) -> None:
     folder = version(tmp_path, arrays())
     (folder / "model.safetensors").write_bytes(content)
-    write_manifest(folder, 1, 0, None)
+    write_manifest(folder, 1, 0)
     assert refusal(folder, base).code == "wrong_tensors"
 
 
@@ -246,13 +246,13 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, base: Path, entry: dict[s
     folder = version(tmp_path, arrays())
     head = json.dumps({"x": entry}).encode()
     (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(16))
-    write_manifest(folder, 1, 0, None)
+    write_manifest(folder, 1, 0)
     assert refusal(folder, base).code == "wrong_tensors"
 
 
 def test_what_transformers_saves_of_the_tiny_model_has_the_tensors_that_tests_write(tmp_path: Path) -> None:
     save_model(tmp_path / "base", seed=1)
     folder = fake_weights(tmp_path / "v1", "some")
-    write_manifest(folder, 1, 0, None)
+    write_manifest(folder, 1, 0)
     assert read_weights(folder, 1, tmp_path / "base").version == 1
     assert len(tensors()) == 25

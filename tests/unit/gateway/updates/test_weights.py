@@ -45,11 +45,6 @@ def test_sound_weights_are_read(version_one: Path) -> None:
     assert weights.probe.to_json() == PROBE | {"noise": 0.0}
 
 
-def test_a_probe_may_be_missing(version_one: Path) -> None:
-    edit(version_one, lambda m: m.pop("probe"))
-    assert read_weights(version_one, 1).probe is None
-
-
 def truncate(folder: Path) -> None:
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(7)
@@ -126,7 +121,18 @@ def test_a_file_outside_the_directory_is_refused(version_one: Path, name: str) -
 
 
 @pytest.mark.parametrize(
-    "probe", [7, [1], {"sequences": []}, {**PROBE, "new_logprobs": [[]]}, {**PROBE, "sequences": [["x", 1]]}]
+    "probe",
+    [
+        7,
+        [1],
+        {"sequences": []},
+        {**PROBE, "new_logprobs": [[]]},
+        {**PROBE, "sequences": [["x", 1]]},
+        {"sequences": [], "new_logprobs": [], "parent_logprobs": []},
+        {"sequences": [[1]], "new_logprobs": [[]], "parent_logprobs": [[]]},
+        {**PROBE, "new_logprobs": []},
+        {**PROBE, "parent_logprobs": []},
+    ],
 )
 def test_a_bad_probe_is_refused(version_one: Path, probe: Any) -> None:
     edit(version_one, lambda m: m.update(probe=probe))

@@ -10,7 +10,7 @@ from scheduler.program.calls import Arrived
 MODEL = EngineModel(k1=0.0, k2=1.0, k3=0.5, k4=1.0)
 
 
-GAIN = Choice("gain", min_gain_share=0.3)
+GAIN = Choice("gain", min_gain_share=0.3, late_call_weight=1.0)
 
 
 def poured(fall: Waterfall, *requests: Arrived) -> dict[str, str]:

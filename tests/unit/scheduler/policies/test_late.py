@@ -35,7 +35,7 @@ def engines(choice: Choice, newest: int, **held: Sequence[int]) -> Engines:
 
 def test_others_keep_out_of_the_engine_of_late_calls() -> None:
     """A third call lengthens the step of the two that are there by a quarter: it adds 0.2, or loses 1.2 where they are late."""
-    for choice, best in ((Choice("gain", min_gain_share=0.3), "a"), (LATE, "b")):
+    for choice, best in ((Choice("gain", 0.3, 1.0), "a"), (LATE, "b")):
         held = engines(choice, 1, a=[0, 0], b=[1, 1])
         assert poured(Waterfall(held), *calls(1, version=1)) == {"v1-0": best}
 
@@ -162,11 +162,9 @@ def test_the_latest_and_longest_move_to_the_emptiest_engine() -> None:
     others = [Movable(f"c{i}", 2, 100) for i in range(17)]
     crowded = engine("a", 2, 2600, 20, extra=7.0 + 2 * 63)
     found = [crowded, engine("b", 2, 0, 0), engine("c", 2, 400, 4)]
-    assert moved(found, {"a": others + late}, at_once=2) == [("older", "a", "b"), ("old", "a", "c")]
+    assert moved(found, {"a": others + late}, per_engine=1) == [("older", "a", "b"), ("old", "a", "c")]
     assert crowded.running == 20  # it is not changed: nothing has happened yet
-    assert moved(found, {"a": others + late}, Choice("gain", min_gain_share=0.3), at_once=2) != [
-        ("older", "a", "b")
-    ]
+    assert moved(found, {"a": others + late}, Choice("gain", 0.3, 1.0), per_engine=1) != [("older", "a", "b")]
 
 
 def test_a_late_call_does_not_move_below_its_v_nor_where_it_gains_less_than_its_prefill() -> None:

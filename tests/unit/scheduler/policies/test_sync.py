@@ -124,7 +124,7 @@ def test_no_call_moves_to_an_engine_older_than_its_v() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"gap_until": 3.0}, {"gap_until": 0.5}, {"waiting_above": -1}, {"at_once": 0}]
+    "wrong", [{"gap_until": 3.0}, {"gap_until": 0.5}, {"waiting_above": -1}, {"per_engine": 0}]
 )
 def test_settings_under_which_calls_would_move_to_and_fro_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"gap_until|waiting_above"):

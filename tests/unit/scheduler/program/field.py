@@ -33,7 +33,13 @@ class Field:
     """A model's engines and calls, as the placement receives them. No engine carries out the steps of updates."""
 
     def __init__(self, order: str = "rolling", mode: str = "abort", **placement: Any) -> None:
-        given = {"rule": "gain", "min_gain_share": 0.3, "engine": ENGINE, **placement}
+        given = {
+            "rule": "gain",
+            "min_gain_share": 0.3,
+            "late_call_weight": 1.0,
+            "engine": ENGINE,
+            **placement,
+        }
         update = {"order": order, "mode": mode}
         self.program = ControlProgram({"models": {MODEL: {"update": update, "placement": given}}})
         self.reactor = self.program.placements[MODEL]

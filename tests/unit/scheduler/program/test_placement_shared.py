@@ -93,7 +93,7 @@ def test_a_process_moves_its_share_of_the_calls_that_wait_in_an_engine() -> None
 
 
 def test_a_process_moves_its_share_of_the_calls_that_may_move_at_once() -> None:
-    field = Field(min_gain_share=0.0, migration={"waiting_above": 0, "at_once": 4}).opens(one=0)
+    field = Field(min_gain_share=0.0, migration={"waiting_above": 0, "per_engine": 2}).opens(one=0)
     field.arrive(*calls(*"abcdefgh")).opens(two=0)
     others(field, 2).second(EngineLoad("one", 1, 15, 160, 1.0))
     assert len(field.moves) == 2
@@ -115,7 +115,14 @@ class Follower:
     """The program of a process that follows."""
 
     def __init__(self, **given: object) -> None:
-        values = {"rule": "gain", "min_gain_share": 0.3, "pull": True, "engine": ENGINE, **given}
+        values = {
+            "rule": "gain",
+            "min_gain_share": 0.3,
+            "late_call_weight": 1.0,
+            "pull": True,
+            "engine": ENGINE,
+            **given,
+        }
         self.program = FollowerProgram(PlacementSettings.of(values))
         self.reactor = self.program.placement
         self.runtime = Runtime(self.program, VirtualClock())
