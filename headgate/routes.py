@@ -39,6 +39,19 @@ class RouterShape(NamedTuple):
     """All layers of the model, those without a router too."""
 
 
+class PackedRoutes(NamedTuple):
+    """The routes of some tokens, packed."""
+
+    data: bytes
+    layers: int
+    top_k: int
+    dtype: str
+
+    def array(self) -> Routes:
+        """Return the routes, of shape [tokens, layers, top_k]."""
+        return unpack(*self)
+
+
 def dtype_of(experts: int) -> str:
     """Return the type of packed routes: `uint8` or `uint16`. Raise ValueError above 65536 experts."""
     if not 0 < experts <= 65536:
