@@ -25,7 +25,7 @@ import numpy.typing as npt
 Routes = npt.NDArray[np.int32]
 SHAPE_KEY = "routed_experts_shape"
 ABSENT = -1
-_DTYPES = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2")}
+_DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2")}
 
 
 class RouterShape(NamedTuple):
@@ -50,6 +50,10 @@ class PackedRoutes(NamedTuple):
     def array(self) -> Routes:
         """Return the routes, of shape [tokens, layers, top_k]."""
         return unpack(*self)
+
+    def raw(self) -> npt.NDArray[Any]:
+        """Return the routes as they are packed, of shape [tokens, layers, top_k]."""
+        return np.frombuffer(self.data, _DTYPES[self.dtype]).reshape(-1, self.layers, self.top_k)
 
 
 def dtype_of(experts: int) -> str:
