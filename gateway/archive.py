@@ -217,7 +217,7 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
         reader = cast(ChatRenderer, await asyncio.to_thread(read_vocabulary, given.path))
         pool = EnginePool(name, settings.queue, pace)
         recorder = Recorder(database, reader, name)
-        models.local[name] = ServedModel(name, given.path, given, reader, pool, recorder)
+        models.local[name] = ServedModel(name, given.path, given, reader, pool, recorder, None)
     metrics = Metrics()
     return DataPlane(
         settings=settings, database=database, models=models, current_role=CurrentRole(),

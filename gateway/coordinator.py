@@ -147,7 +147,10 @@ async def _open_model(
     distribution: Distribution,
 ) -> LocalModel:
     name = served.name
-    parts = name, served.path, served.settings, served.renderer, served.pool, served.recorder
+    parts = (
+        *(name, served.path, served.settings, served.renderer),
+        *(served.pool, served.recorder, served.routers),
+    )
     probed = settings.update.probe
     versions = Versions(name, served.path, database, host, ledger, distribution, probed=probed)
     if ledger is None:

@@ -34,6 +34,7 @@ from gateway.control.models import Models, ServedModel
 from gateway.coordinator import TEND_EVERY_S, open_coordinator, tend
 from gateway.engines.address import check_engines
 from gateway.engines.process import check_launch
+from gateway.engines.routers import routers_of
 from gateway.engines.tied_embeddings import stale_heads
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
@@ -66,6 +67,7 @@ async def check_start(settings: Settings) -> None:
         if model.path is not None:
             engine = settings.engine_of(name)
             check_model(name, model, loaded=engine.launch == "vllm")
+            routers_of(name, model)
             check_launch(engine)
     await check_engines(settings)
     for warning in await stale_heads(settings):
@@ -162,7 +164,9 @@ async def _models(
                 )
             pool = EnginePool(name, settings.queue, pace)
             recorder = Recorder(database, renderer, name, exclusivity)
-            models.local[name] = ServedModel(name, given.path, given, renderer, pool, recorder)
+            models.local[name] = ServedModel(
+                name, given.path, given, renderer, pool, recorder, routers_of(name, given)
+            )
     return models
 
 

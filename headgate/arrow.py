@@ -5,12 +5,14 @@ The schema is the contract between gateway and trainer; `FEED_SCHEMA_VERSION` ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.routes import SHAPE_KEY, PackedRoutes
 from headgate.types import (
     Episode,
     Group,
@@ -49,6 +51,7 @@ FEED_SCHEMA = pa.schema(
             pa.list_(pa.struct([("hash", pa.string()), ("offset", pa.int32()), ("length", pa.int32())])),
         ),
         ("context_full", pa.bool_()),
+        ("routed_experts", pa.binary()),
     ],
     metadata={"headgate_feed": str(FEED_SCHEMA_VERSION)},
 )
@@ -58,10 +61,11 @@ An episode that made no call (older builds rewarded such episodes) has one row w
 reward counts in its group. `reward` is the episode's, with those of its calls; `context_full` states whether its last call was
 refused because the context was full. A sampled node has those of its call: `call_reward`, what was posted (null:
 nothing), and `finish_reason`, why it ended (see `Node`). `images`: those among the row's own tokens, which are placeholders; the
-file of each is the gateway's (`GET /admin/v1/images/HASH`). Readers take columns by name: those new to a reader are left alone,
-and `context_full`, `finish_reason` and `images` may be missing.
+file of each is the gateway's (`GET /admin/v1/images/HASH`). `routed_experts`: the experts that the row's tokens went through, in
+the form of `headgate/routes.py`; null: not known. Readers take columns by name: those new to a reader are left alone, and
+`context_full`, `finish_reason`, `images` and `routed_experts` may be missing.
 """
-_LATER: dict[str, Any] = {"context_full": False, "finish_reason": "", "images": []}
+_LATER: dict[str, Any] = {"context_full": False, "finish_reason": "", "images": [], "routed_experts": None}
 """Columns that feeds and exports of this schema version may lack, and what stands for them."""
 
 
@@ -77,12 +81,17 @@ _NO_NODE = Node(
 )
 
 
-def schema(*, images: bool) -> pa.Schema:
-    """`FEED_SCHEMA`, of the version of tables with images or without."""
-    return FEED_SCHEMA.with_metadata({"headgate_feed": str(_WITH_IMAGES)}) if images else FEED_SCHEMA
+def schema(*, images: bool, routes: PackedRoutes | None = None) -> pa.Schema:
+    """Return `FEED_SCHEMA`, of the version of tables with images or without. `routes`: some of the table's, for their shape."""
+    metadata = {"headgate_feed": str(_WITH_IMAGES if images else FEED_SCHEMA_VERSION)}
+    if routes is not None:
+        metadata[SHAPE_KEY] = json.dumps(
+            {"layers": routes.layers, "top_k": routes.top_k, "dtype": routes.dtype}
+        )
+    return FEED_SCHEMA.with_metadata(metadata)
 
 
-def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
+def groups_to_arrow(groups: Sequence[Group]) -> pa.Table:
     """Return the groups as a table of `schema`."""
     rows = [
         {
@@ -107,12 +116,15 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
             "call_reward": node.reward,
             "finish_reason": node.finish_reason,
             "images": [image._asdict() for image in node.images],
+            "routed_experts": None if node.routes is None else node.routes.data,
         }
         for group in groups
         for episode in group.episodes
         for node in episode.nodes or (_NO_NODE,)
     ]
-    return pa.Table.from_pylist(rows, schema=schema(images=any(row["images"] for row in rows)))
+    nodes = (node for group in groups for episode in group.episodes for node in episode.nodes)
+    routes = next((node.routes for node in nodes if node.routes is not None), None)
+    return pa.Table.from_pylist(rows, schema=schema(images=any(row["images"] for row in rows), routes=routes))
 
 
 def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
@@ -120,12 +132,13 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
     version = (table.schema.metadata or {}).get(b"headgate_feed", b"").decode()
     if version not in _READ:
         raise ValueError(f"feed schema {version or 'unknown'}: this build reads {' and '.join(_READ)}")
+    shape = json.loads((table.schema.metadata or {}).get(SHAPE_KEY.encode(), b"{}"))
     groups: dict[tuple[str, int], tuple[dict[str, Any], dict[str, tuple[dict[str, Any], list[Node]]]]] = {}
     for row in _rows(table):  # a later batch may have a group of the same name
         _, episodes = groups.setdefault((row["group_id"], row["buffer"]), (row, {}))
         _, nodes = episodes.setdefault(row["episode_id"], (row, []))
         if row["node"] >= 0:
-            nodes.append(_node(row))
+            nodes.append(_node(row, shape))
     return tuple(
         Group(
             group_id,
@@ -157,7 +170,8 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
         }
 
 
-def _node(row: dict[str, Any]) -> Node:
+def _node(row: dict[str, Any], shape: dict[str, Any]) -> Node:
+    packed = row["routed_experts"]
     return Node(
         index=row["node"],
         parent=row["parent"],
@@ -173,10 +187,11 @@ def _node(row: dict[str, Any]) -> Node:
         reward=row["call_reward"],
         finish_reason=row["finish_reason"],
         images=tuple(ImageSpan(**image) for image in row["images"]),
+        routes=None if packed is None else PackedRoutes(packed, **shape),
     )
 
 
-def write_stream(groups: Iterable[Group]) -> bytes:
+def write_stream(groups: Sequence[Group]) -> bytes:
     table = groups_to_arrow(groups)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

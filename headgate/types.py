@@ -20,6 +20,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headgate.routes import PackedRoutes
+
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
@@ -98,6 +100,8 @@ class Node:
     """Shape (n,): the newest version that can have sampled each token; None: `versions` is exact. It does not travel."""
     images: tuple[ImageSpan, ...] = ()
     """The images among the node's own tokens; a sampled node has none."""
+    routes: PackedRoutes | None = None
+    """The experts that each of the node's tokens went through (`headgate/routes.py`); None: they are not known."""
 
 
 @dataclass(frozen=True, slots=True)

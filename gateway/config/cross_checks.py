@@ -62,11 +62,14 @@ def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> N
         raise ValueError("[projects]: two names differ only in case, `-` or `_`: rename one")
 
 
-def check_images(models: Models, engines: Mapping[str, EngineSettings]) -> None:
-    """Check that only vLLM gets images."""
+def check_vllm(models: Models, engines: Mapping[str, EngineSettings]) -> None:
+    """Check that only vLLM gets images, and reports experts."""
     for name, model in models.items():
-        if model.images and engines[name].api != "vllm":
-            raise ValueError(f"[models.{name}] images = true needs an engine with api = 'vllm': leave it out")
+        for key in ("images", "router_replay"):
+            if getattr(model, key) and engines[name].api != "vllm":
+                raise ValueError(
+                    f"[models.{name}] {key} = true needs an engine with api = 'vllm': leave it out"
+                )
 
 
 def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:

@@ -51,6 +51,9 @@ class ModelSettings(Section):
     images: bool = False
     """True: the model is given the images of messages. For checkpoints of the Qwen-VL family with `family = "template"`, on
     vLLM (docs/topics/images.md); without it a request with an image is refused."""
+    router_replay: bool = False
+    """True: for a mixture of experts, the experts that each token went through are recorded, and the trainer computes the tokens
+    with them (docs/topics/router-replay.md). For vLLM 0.32 and newer."""
     engine: EngineSettings | None = None
     """The engines of this model, instead of `[engine]`."""
     upstream: UpstreamSettings | None = None
@@ -72,6 +75,8 @@ class ModelSettings(Section):
             raise ValueError("a model needs `path` or `upstream`, not both")
         if self.upstream is not None and self.images:
             raise ValueError("an upstream model is sent images as they come: leave `images` out")
+        if self.upstream is not None and self.router_replay:
+            raise ValueError("an upstream model does not report its experts: leave `router_replay` out")
         if self.upstream is not None and self.train:
             raise ValueError("an upstream model cannot be trained: set `train = false`")
         return self

@@ -106,7 +106,7 @@ class Settings(Section):
             name: self.engine_of(name) for name, model in self.models.items() if model.upstream is None
         }
         cross_checks.check_engines(engines, self.nodes)
-        cross_checks.check_images(self.models, engines)
+        cross_checks.check_vllm(self.models, engines)
         cross_checks.check_transports(engines, self.weights, self.cluster)
         for name, node in self.nodes.items():
             cross_checks.check_node(name, node, self.model_on(name), self.models, engines)

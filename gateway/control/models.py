@@ -22,6 +22,7 @@ from gateway.training_feed.leases import Leases
 from gateway.training_feed.ledger import StoredLedger
 from gateway.trajectories.recorder import Recorder
 from headgate.errors import BadRequest, NotFound
+from headgate.routes import RouterShape
 
 if TYPE_CHECKING:
     from gateway.generation.upstream import Upstream
@@ -37,6 +38,8 @@ class ServedModel:
     renderer: ChatRenderer
     pool: EnginePool
     recorder: Recorder
+    routers: RouterShape | None
+    """The routers whose experts are recorded for each token (`router_replay`); None: they are not."""
 
     def mask_reason(self, model: str) -> str:
         """Return the reason why nothing that this model samples is trained in an episode of `model`; empty if it is."""

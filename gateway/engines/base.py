@@ -14,6 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from headgate.errors import EngineRefused
 from headgate.types import (
     FinishReason,
@@ -54,6 +57,8 @@ class GenerateRequest:
     images: tuple[ImageSpan, ...] = ()
     """The images among the prompt's tokens, in their order."""
     load_image: LoadImage = no_images
+    routes_from: int | None = None
+    """The first position of which the experts are to be reported, with the last chunk; None: of none."""
 
 
 class TokenChunk(NamedTuple):
@@ -66,6 +71,9 @@ class TokenChunk(NamedTuple):
     """The numbers of tokens sampled under each label, in order; in the last chunk. None: the engine does not report them."""
     top: list[list[tuple[int, float]]] | None = None
     """The likeliest ids of each token and their log-probabilities, if requested with `top_logprobs`."""
+    routes: npt.NDArray[np.integer[Any]] | None = None
+    """The experts of each position from `routes_from` up to the last token but one, as the engine reports them: of shape
+    [positions, layers, top_k]; in the last chunk. None: the engine does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +161,10 @@ class Engine(Protocol):
 
     async def label(self, version: int) -> None:
         """Set the label that the engine puts on what it samples from now on."""
+        ...
+
+    async def returns_routes(self) -> bool:
+        """Return true if the engine reports the experts of tokens (`routes_from`)."""
         ...
 
     async def frees_memory(self) -> bool:

@@ -44,6 +44,7 @@ _EXTENSION = "headgate_transfer.vllm_worker.ProvingWorker"
 SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
 
+RETURN_ROUTES = "--enable-return-routed-experts"
 _ASK_S = 30.0
 _VLLM_BUILD = """
 from importlib.metadata import packages_distributions, version
@@ -176,6 +177,7 @@ def _vllm_command(
         *(("--tensor-parallel-size", str(settings.tensor_parallel)) if settings.tensor_parallel > 1 else ()),
         "--enable-scale-out",
         *(("--enable-sleep-mode",) if _is_to_sleep(settings) else ()),
+        *((RETURN_ROUTES,) if model.router_replay else ()),
         *("--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm"),
         "--disable-uvicorn-access-log",
@@ -211,11 +213,12 @@ def _is_for_cpu(python: str) -> bool:
 
 
 def _fake_command(
-    settings: EngineSettings, _model: ModelSettings, _served_name: str, weights: str, host: str, port: int
+    settings: EngineSettings, model: ModelSettings, _served_name: str, weights: str, host: str, port: int
 ) -> list[str]:
     return [
         *(sys.executable, "-m", "gateway.engines.fake"),
         *("--weights", weights, "--host", host, "--port", str(port), "--api", settings.api),
+        *((RETURN_ROUTES,) if model.router_replay else ()),
     ]
 
 

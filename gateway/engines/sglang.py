@@ -105,6 +105,9 @@ class SGLangEngine(HTTPEngine):
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._http.post("/update_weight_version", body)
 
+    async def returns_routes(self) -> bool:
+        return False
+
     async def frees_memory(self) -> bool:
         """With `--enable-memory-saver`."""
         return bool(orjson.loads(await self._http.get("/get_server_info")).get("enable_memory_saver"))

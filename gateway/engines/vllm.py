@@ -7,12 +7,16 @@ loopback address or a private network.
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from gateway.engines.base import GenerateRequest, Level, Load, StepCounts, TokenChunk
@@ -64,6 +68,8 @@ class VLLMEngine(HTTPEngine):
                 async for event in events:
                     chunk = _chunk(event)
                     finished = chunk.finish is not None
+                    if finished and request.routes_from is not None:
+                        chunk = chunk._replace(routes=_routes(event["choices"][0]))
                     # vLLM's label is the engine's, and not the adapter's
                     yield chunk._replace(labels=None) if finished and request.adapter else chunk
         except EngineUnreachable as error:
@@ -160,6 +166,11 @@ class VLLMEngine(HTTPEngine):
     async def label(self, version: int) -> None:
         await self._http.post("/update_weight_version", {"new_version": str(version)})
 
+    async def returns_routes(self) -> bool:
+        """vLLM needs `--enable-return-routed-experts`; releases before 0.32 have no such setting."""
+        found = orjson.loads(await self._http.get("/server_info?config_format=json"))
+        return bool((found["vllm_config"].get("aux_output_config") or {}).get("enable_return_routed_experts"))
+
     async def frees_memory(self) -> bool:
         """vLLM ends at its start if it is to sleep and has no accelerator."""
         found = orjson.loads(await self._http.get("/server_info?config_format=json"))
@@ -242,6 +253,8 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
         "stream_interval": request.interval,
     }
     params.update({name: value for name, value in _optional(sampling).items() if value})
+    if request.routes_from:
+        params["routed_experts_prompt_start"] = request.routes_from
     if sampling.seed is not None:
         params["seed"] = sampling.seed
     if sampling.repetition_penalty != 1.0:
@@ -290,6 +303,17 @@ def _chunk(event: dict[str, Any]) -> TokenChunk:
         labels=version_spans(choice.get("weight_versions")) if finish else None,
         top=_top(content) if content and content[0].get("top_logprobs") else None,
     )
+
+
+def _routes(choice: dict[str, Any]) -> npt.NDArray[np.integer[Any]] | None:
+    """Return the experts that a choice reports; of no shape if they cannot be read."""
+    if (text := choice.get("routed_experts")) is None:
+        return None
+    try:
+        found: npt.NDArray[np.integer[Any]] = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+    except (ValueError, EOFError, TypeError):
+        return np.empty(0, np.uint8)
+    return found
 
 
 def _top(content: list[dict[str, Any]]) -> list[list[tuple[int, float]]]:

@@ -22,6 +22,8 @@ from gateway.generation.call_log import (
     top_of,
 )
 from gateway.trajectories.turn import Turn
+from gateway.trajectories.turn_routes import TurnRoutes
+from headgate.routes import RouterShape
 from headgate.types import (
     FinishReason,
     ImageSpan,
@@ -59,9 +61,11 @@ class Call:
         hints: RoutingHints | None = None,
         images: tuple[ImageSpan, ...] = (),
         logged: LoggedCall | None = None,
+        routers: RouterShape | None = None,
+        routes_from: int = 0,
     ) -> None:
         """`min_version`: the oldest version that may sample the call. `images`: those of the prompt. `logged`: the call of
-        another process that this one continues."""
+        another process that this one continues. `routers`: those whose routes are recorded, from position `routes_from` on."""
         self.call_id: Final = call_id
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt
@@ -69,7 +73,10 @@ class Call:
         self.min_version: Final = min_version
         self.images: Final = images
         self._hints = hints or RoutingHints()
+        self._routers = routers
         self._turn = Turn(call_id) if logged is None else logged.turn
+        if routers is not None:
+            self._turn.routes = TurnRoutes(routers, len(prompt), routes_from)
         self._top: list[TopLogprobs] = (
             top_of(self._turn) if logged is not None and sampling.top_logprobs else []
         )
@@ -188,7 +195,7 @@ class Call:
                 self._top += chunk.top
         if chunk.finish is None:
             return
-        self._turn.end_run(chunk.labels)
+        self._turn.end_run(chunk.labels, chunk.routes)
         if chunk.finish == "abort":
             self._turn.pauses += 1
         else:
@@ -226,4 +233,5 @@ class Call:
             hints=self._hints,
             images=logged.images,
             logged=logged,
+            routers=self._routers,  # from the prompt's beginning: it may be another one
         )

@@ -112,8 +112,9 @@ class CallRunner:
         if task is None or task.done():
             return
         self._stopped_by = reason
-        if self.call.turn.weights_have_changed or self._weights_may_change():
-            await self._await_labels(task)
+        turn = self.call.turn
+        if turn.routes is not None or turn.weights_have_changed or self._weights_may_change():
+            await self._await_last_chunk(task)
         task.cancel()  # not `self._task`: the call may have been restarted since
         await asyncio.wait({task})
 
@@ -166,6 +167,7 @@ class CallRunner:
             label=slot.label if slot.external_url is not None else "",
             images=call.images,
             load_image=self._load_image,
+            routes_from=None if call.turn.routes is None else call.turn.routes.next,
         )
 
     def _on_chunk(self, chunk: TokenChunk, now: float) -> None:
@@ -175,6 +177,8 @@ class CallRunner:
         self.call.append_chunk(chunk)
         if chunk.ids:
             self._listener()
+        if chunk.routes is not None and (routes := self.call.turn.routes) is not None and routes.impossible:
+            log.error("call %s: %s reports experts that the model cannot have chosen", *self._names())
         if chunk.finish is not None and self.call.turn.disputed:
             log.error("call %s: %s reports %s, which contradicts what arrived", *self._names(), chunk.labels)
 
@@ -214,9 +218,9 @@ class CallRunner:
         run = self._pool.run_of(self.call)
         return run is not None and run.slot.state == "held" and run.slot.settled
 
-    async def _await_labels(self, task: asyncio.Task[None]) -> None:
-        """Abort the run and wait for the engine's labels, which alone show the tokens that were sampled before the weights
-        changed."""
+    async def _await_last_chunk(self, task: asyncio.Task[None]) -> None:
+        """Abort the run and wait for the engine's last chunk, which alone shows the tokens that were sampled before the weights
+        changed, and the experts of all."""
         run = self._pool.run_of(self.call)
         if run is None or run.slot.engine is None:
             return

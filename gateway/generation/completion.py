@@ -336,6 +336,9 @@ class Completion:
         self._metrics.calls.labels(details.api, details.finish_reason).inc()
         self._metrics.prompt_tokens.inc(len(self._prompt.ids))
         self._metrics.sampled_tokens.inc(len(turn.ids))
+        if turn.routes is not None:
+            for result, tokens in turn.routes.counts(len(turn.ids)).items():
+                self._metrics.routes.labels(result).inc(tokens)
         if details.first_token_s is not None:
             self._metrics.first_token.observe(details.first_token_s)
 

@@ -22,6 +22,12 @@ class Metrics:
         self.sampled_tokens = Counter(
             "headgate_sampled_tokens", "Tokens sampled and recorded", registry=self.registry
         )
+        self.routes = Counter(
+            "headgate_routes",
+            "Tokens of recorded turns by what is known of their experts, where `router_replay` is on",
+            ["result"],
+            registry=self.registry,
+        )
         self.errors = Counter(
             "headgate_errors", "Refusals by status and code", ["status", "code"], registry=self.registry
         )

@@ -120,6 +120,21 @@ class NodeRow(Base):
     """[[hash, offset, number of tokens], ...]: the images among the tokens; None: there are none."""
 
 
+class NodeRouteRow(Base):
+    """The experts that a node's tokens went through (`gateway/store/routes.py`), where the model records them."""
+
+    __tablename__ = "node_routes"
+
+    episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
+    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    index: Mapped[int] = mapped_column(Integer, primary_key=True)
+    """The node's."""
+    layers: Mapped[int] = mapped_column(Integer)
+    top_k: Mapped[int] = mapped_column(Integer)
+    dtype: Mapped[str] = mapped_column(Words(8))
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+
 class ImageRow(Base):
     """An image's file, once, however many episodes have it."""
 

@@ -29,6 +29,7 @@ from gateway.store.columns import begins_with, portions
 from gateway.store.episodes import UNFINISHED
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, RetryRow
 from gateway.store.records import CallRecord
+from gateway.store.routes import insert_routes
 from headgate.errors import Conflict
 from headgate.types import (
     CRASHED_ATTEMPT,
@@ -148,6 +149,14 @@ def insert_turns(connection: Connection, turns: Sequence[Turn]) -> None:
             for node in nodes
         ],
     )
+    routes = [
+        (call["episode_id"], call["model"], node.index, node.routes)
+        for nodes, call in turns
+        for node in nodes
+        if node.routes is not None
+    ]
+    if routes:
+        insert_routes(connection, routes)
     connection.execute(_INSERT_CALL, [{**call, "of_episode": call["episode_id"]} for _, call in turns])
 
 

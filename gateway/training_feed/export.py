@@ -17,7 +17,7 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
 
 from gateway.config.settings import Settings
-from gateway.store import decisions, episodes, images
+from gateway.store import decisions, episodes, images, routes
 from gateway.store import ledger as statements
 from gateway.store.connections import driver, without_password
 from gateway.store.schema import check_form
@@ -70,9 +70,10 @@ def export(
             )
             entries = reader.whole(connection, list(_entries(connection, chosen)))
             out.parent.mkdir(parents=True, exist_ok=True)
-            with pq.ParquetWriter(
-                partial, schema(images=images.any_used(connection)), compression="zstd"
-            ) as writer:
+            columns = schema(
+                images=images.any_used(connection), routes=routes.shape(connection, chosen.model)
+            )
+            with pq.ParquetWriter(partial, columns, compression="zstd") as writer:
                 for start in range(0, len(entries), ROW_GROUP):
                     some = entries[start : start + ROW_GROUP]
                     writer.write_table(groups_to_arrow(reader.read(connection, some)))

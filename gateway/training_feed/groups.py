@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from gateway.config import StalenessSettings
-from gateway.store import episodes, refused_calls, turns
+from gateway.store import episodes, refused_calls, routes, turns
 from gateway.store.sampled import reasons
 from gateway.training_feed.decision_log import Entry
 from headgate.errors import NotFound
@@ -49,7 +49,7 @@ class GroupReader:
         rows = {row["id"]: row for row in episodes.by_id(connection, wanted)}
         if missing := sum(episode_id not in rows for episode_id in wanted):
             raise NotFound(f"{missing} of these {len(wanted)} episodes were deleted", code="episodes_deleted")
-        nodes = turns.nodes(connection, self.model, wanted)
+        nodes = routes.with_routes(connection, self.model, turns.nodes(connection, self.model, wanted))
         full = refused_calls.ended_full(connection, self.model, wanted)
         marks = self._marks()
         groups = []

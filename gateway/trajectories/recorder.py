@@ -238,9 +238,10 @@ class Recorder:
             digest = prompt.chain.followed_by(reply)
             lineage.add(digest, _End(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
-        write = Rows(turns.insert_turns, (nodes, row))
+        stored = nodes if turn.routes is None else turn.routes.on(nodes)
+        write = Rows(turns.insert_turns, (stored, row))
         if self._exclusivity is not None:
-            write = Rows(_insert, (lineage, ((nodes, row), details.arrived)))
+            write = Rows(_insert, (lineage, ((stored, row), details.arrived)))
         lineage.pending += 1
         try:
             await self._database.submit(write)

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gateway.trajectories.turn_routes import Reported, TurnRoutes
+
 LabelCounts = Sequence[tuple[str, int]]
 """Pairs of a version's label and the number of tokens sampled under it, in order."""
 
@@ -47,6 +49,8 @@ class Turn:
     """The number of times an engine gave the call back."""
     disputed: bool = False
     """An engine's labels contradict what was known: no version in this turn can be trusted."""
+    routes: TurnRoutes | None = None
+    """The experts that its tokens went through; None: they are not recorded."""
     _start: int = 0
     _run_versions: list[int] = field(default_factory=list)
     """The versions of the present run."""
@@ -55,6 +59,8 @@ class Turn:
         """Start a run in an engine that is known to run `version`."""
         self._start = len(self.ids)
         self._run_versions = [version]
+        if self.routes is not None:
+            self.routes.begin_run(self._start)
 
     @property
     def weights_have_changed(self) -> bool:
@@ -72,8 +78,11 @@ class Turn:
             self.logprobs += logprobs
             _extend(self.spans, self._run_versions[0], len(ids), self._run_versions[-1])
 
-    def end_run(self, labels: LabelCounts | None) -> None:
-        """Take the engine's labels for the run's tokens; None: it gave none, and intervals stay as they are."""
+    def end_run(self, labels: LabelCounts | None, routes: Reported | None = None) -> None:
+        """Take the engine's labels for the run's tokens; None: it gave none, and intervals stay as they are. `routes`: the rows
+        of experts that it reports."""
+        if self.routes is not None:
+            self.routes.end_run(routes, len(self.ids))
         if labels is None:
             return
         before, arrived = _split(self.spans, self._start)
@@ -95,6 +104,8 @@ class Turn:
         """Forget everything, for the call starts again."""
         self.truncate(0)
         self.disputed = False
+        if self.routes is not None:
+            self.routes.restart()
 
 
 def _extend(spans: list[Span], version: int, count: int, newest: int) -> None:

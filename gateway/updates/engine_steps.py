@@ -18,7 +18,7 @@ from gateway.config import (
     UpdateSettings,
 )
 from gateway.engines.base import Engine, Level
-from gateway.engines.process import EngineProcess, connect
+from gateway.engines.process import RETURN_ROUTES, EngineProcess, connect
 from gateway.generation.peers import Peers
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
@@ -154,6 +154,11 @@ class EngineSteps:
         engine = self._connected(slot, url)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_RETRY_S)
+        if self._model.router_replay and not await engine.returns_routes():
+            raise EngineError(
+                f"{url} does not return routed experts, which router_replay = true needs: start it with {RETURN_ROUTES}"
+                " (vLLM 0.32 or newer)"
+            )
         slot.take_over("its weights are loaded again")
         if self.runs(slot)[1]:
             await self._handback(slot, weights)

@@ -253,6 +253,8 @@ def new_call(
         episode_id=episode.id,
         min_version=episode.version if model.name == episode.model else 0,
         images=prompt.images,
+        routers=model.routers,
+        routes_from=max(prompt.after.length - 1, 0),
     )
 
 

@@ -29,6 +29,11 @@ def main() -> None:
     )
     parser.add_argument("--log", type=Path, help="append requests and sampled tokens to this file")
     parser.add_argument("--first-mark", type=int, default=1, help="the first of the log's marks")
+    parser.add_argument(
+        "--enable-return-routed-experts",
+        action="store_true",
+        help="report the experts of tokens, as vLLM does",
+    )
     options = parser.parse_args()
     if not math.isfinite(options.delay_s) or options.delay_s < 0:
         parser.error("--delay-s must be a number of seconds")
@@ -36,7 +41,12 @@ def main() -> None:
     import uvicorn
 
     log = SampleLog(options.log, options.first_mark) if options.log else None
-    engine = FakeEngine(options.weights, Faults(delay_s=options.delay_s, hold_after=options.hold_after), log)
+    engine = FakeEngine(
+        options.weights,
+        Faults(delay_s=options.delay_s, hold_after=options.hold_after),
+        log,
+        returns_routes=options.enable_return_routed_experts,
+    )
     app = _APPS[options.api](engine)
     uvicorn.run(
         app,

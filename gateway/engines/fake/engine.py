@@ -34,7 +34,9 @@ from typing import Any
 from gateway.engines.fake.blocks import Block
 from gateway.engines.fake.faults import catch
 from gateway.engines.fake.log import SampleLog
+from gateway.engines.fake.routes import as_npy, routers_in, token_routes
 from gateway.engines.fake.transfer import Transfer
+from headgate.routes import RouterShape
 from headgate.weights.tensors import scan
 
 VOCABULARY = 256
@@ -81,6 +83,9 @@ class _Request:
     waits: bool = False
     """True while the request stands at the barrier and its last token was taken."""
     sampled: int = 0
+    routes_from: int = 0
+    routes: list[list[list[int]]] = field(default_factory=list)
+    """The experts of each position from `routes_from` on that was computed."""
     labels: list[list[Any]] = field(default_factory=list)
     """[[label, number of tokens], ...]"""
 
@@ -139,8 +144,18 @@ def token_logprob(weights_id: str, previous: int, token: int) -> float:
 class FakeEngine:
     """The engine's state: weights, label, pause, faults, a prefix cache, and the requests that run."""
 
-    def __init__(self, weights: str, faults: Faults | None = None, log: SampleLog | None = None) -> None:
+    def __init__(
+        self,
+        weights: str,
+        faults: Faults | None = None,
+        log: SampleLog | None = None,
+        *,
+        returns_routes: bool = False,
+    ) -> None:
+        """`returns_routes`: report the experts of tokens. Raise ValueError if the weights are of no mixture."""
         self._log = log
+        self.routers = routers_in(weights) if returns_routes else None
+        """The routers whose experts it reports."""
         self.block: Block | None = None
         self.images: set[str] = set()
         """The hashes of the images that it was sent since its caches were emptied."""
@@ -361,6 +376,7 @@ class FakeEngine:
         model: str | None,
     ) -> AsyncIterator[dict[str, Any]]:
         stop, limit = params.get("stop_token_ids") or [], params.get("max_tokens", 16)
+        request.routes_from = params.get("routed_experts_prompt_start", 0)
         least = params.get("min_tokens") or 0
         fingerprint, adapter = Fingerprint(context), self.adapters.get(model or "")
         while True:
@@ -369,7 +385,10 @@ class FakeEngine:
                 yield _choice([], [], "abort", request)
                 return
             sampling = {**params, "stop_token_ids": []} if request.sampled < least else params
-            token, logprob = self._next(context, fingerprint, sampling, *(adapter or self._of(None)))
+            own = adapter or self._of(None)
+            if self.routers is not None:
+                self._route(request, own[0], self.routers)
+            token, logprob = self._next(context, fingerprint, sampling, *own)
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)
@@ -385,6 +404,11 @@ class FakeEngine:
             yield _choice([token], [logprob - self.faults.logprob_noise], finish, request)
             if finish:
                 return
+
+    def _route(self, request: _Request, weights_id: str, routers: RouterShape) -> None:
+        """Compute what is new in a request: each token goes through the experts of the weights that predict the next one."""
+        for at in range(request.routes_from + len(request.routes), len(request.context)):
+            request.routes.append(token_routes(weights_id, at, request.context[at], routers))
 
     async def _turn(self, request: _Request) -> None:
         """Wait until the request may sample its next token, or is aborted."""
@@ -483,6 +507,7 @@ def _choice(ids: list[int], logprobs: list[float], finish: str | None, request: 
         "logprobs": {"content": content},
         "finish_reason": finish,
         "weight_versions": _spans(request) if finish else None,
+        **({"routed_experts": as_npy(request.routes)} if finish and request.routes else {}),
     }
 
 

@@ -95,7 +95,11 @@ async def _control(
                 engine.resume()
             return status, value
         case "/server_info":
-            return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": engine.faults.sleep_mode}}}
+            shown = {
+                "model_config": {"enable_sleep_mode": engine.faults.sleep_mode},
+                "aux_output_config": {"enable_return_routed_experts": engine.routers is not None},
+            }
+            return 200, {"vllm_config": shown}
         case "/is_sleeping":
             return 200, {"is_sleeping": engine.asleep > 0}
         case "/collective_rpc":

@@ -200,7 +200,9 @@ class Process:
         recorder = WatchedRecorder(self, current_role)
         given = settings.models[MODEL]
         assert given.path is not None
-        models.local[MODEL] = ServedModel(MODEL, given.path, given, cast(Any, None), self.pool, recorder)
+        models.local[MODEL] = ServedModel(
+            MODEL, given.path, given, cast(Any, None), self.pool, recorder, None
+        )
         return DataPlane(
             settings=settings,
             database=self.database,

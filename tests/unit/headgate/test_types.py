@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.store.turns import spans_of
 from headgate.arrow import FEED_SCHEMA, groups_from_arrow, groups_to_arrow
+from headgate.routes import PackedRoutes
 from headgate.types import Episode, Group, Node, Probe, Sampling, TokenFlag
 
 
@@ -56,6 +58,7 @@ def nodes(draw: st.DrawFn, index: int) -> Node:
         call_id=draw(st.text(max_size=4)),
         reward=draw(st.none() | st.floats(allow_nan=False)),
         finish_reason=draw(st.sampled_from(["", "stop", "length"])),
+        routes=draw(st.none() | st.just(PackedRoutes(bytes(range(size * 6)), 3, 2, "uint8"))),
     )
 
 
@@ -78,7 +81,7 @@ def groups(draw: st.DrawFn) -> tuple[Group, ...]:
 def same(left: Node, right: Node) -> bool:
     arrays = ("ids", "logprobs", "versions", "flags")
     rest = ("index", "parent", "at", "sampled", "temperature", "mask_reason", "call_id")
-    rest += ("reward", "finish_reason")
+    rest += ("reward", "finish_reason", "routes")
     return all(
         np.array_equal(getattr(left, n), getattr(right, n))
         and getattr(left, n).dtype == getattr(right, n).dtype
@@ -101,7 +104,10 @@ def check_same(left: tuple[Group, ...], right: tuple[Group, ...]) -> None:
 @given(groups())
 def test_groups_come_back_from_a_stream(original: tuple[Group, ...]) -> None:
     table = groups_to_arrow(original)
-    assert table.schema.equals(FEED_SCHEMA, check_metadata=True)
+    assert table.schema.equals(FEED_SCHEMA)
+    routed = any(node.routes for group in original for e in group.episodes for node in e.nodes)
+    shape = table.schema.metadata.get(b"routed_experts_shape")
+    assert (shape and json.loads(shape)) == ({"layers": 3, "top_k": 2, "dtype": "uint8"} if routed else None)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=2)
@@ -116,12 +122,18 @@ def test_a_feed_without_the_later_columns_is_read_with_what_stands_for_them(
 ) -> None:
     """A gateway or an export from before these columns."""
     check_same(
-        groups_from_arrow(groups_to_arrow(original).drop_columns(["finish_reason", "context_full"])),
+        groups_from_arrow(
+            groups_to_arrow(original).drop_columns(["finish_reason", "context_full", "routed_experts"])
+        ),
         tuple(
             replace(
                 group,
                 episodes=tuple(
-                    replace(e, nodes=tuple(replace(n, finish_reason="") for n in e.nodes), context_full=False)
+                    replace(
+                        e,
+                        nodes=tuple(replace(n, finish_reason="", routes=None) for n in e.nodes),
+                        context_full=False,
+                    )
                     for e in group.episodes
                 ),
             )

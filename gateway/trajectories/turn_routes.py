@@ -1,0 +1,117 @@
+"""The experts that the tokens of one call went through (`headgate/routes.py`), gathered over its runs. Pure.
+
+At its end a run's engine reports one row for each input position from the first that is missing (`next`) up to the last token but
+one. Invariants:
+- the first row of a position stands: tokens of an older version keep their routes when a later run computes them again;
+- a row that predicts a token of another run is absent: only that run knew it, and its engine died before it reported;
+- a report of another shape is dropped whole, and a row with experts that the model cannot choose becomes absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headgate.routes import PackedRoutes, RouterShape, dtype_of
+from headgate.types import Node
+
+Reported = npt.NDArray[Any]
+"""The rows that an engine reports, of shape [tokens, layers, top_k]; those of layers without a router too, or not."""
+
+
+class TurnRoutes:
+    """The rows of a call's prompt and sampled tokens, from position `first` on."""
+
+    def __init__(self, routers: RouterShape, prompt: int, first: int = 0) -> None:
+        """`prompt`: its number of tokens. `first`: the first position whose row is not recorded yet."""
+        self._routers = routers
+        self._prompt = prompt
+        self._first = first
+        self._dtype = dtype_of(routers.experts)
+        self._absent = np.iinfo(self._dtype).max
+        self._rows = self._missing(0)
+        self._before = 0
+        self.impossible = 0
+        """Rows that an engine reported, and that cannot be routes of this model."""
+
+    @property
+    def next(self) -> int:
+        """The first position whose row is missing."""
+        return self._first + len(self._rows)
+
+    def begin_run(self, sampled: int) -> None:
+        """Start a run after `sampled` tokens."""
+        self._before = sampled
+
+    def end_run(self, reported: Reported | None, sampled: int) -> None:
+        """Take the rows of a run that ended after `sampled` tokens; None: it reported none."""
+        expected = self._prompt + sampled - 1 - self.next
+        if reported is None or expected <= 0:
+            return
+        rows = self._checked(reported, expected)
+        if rows is None:
+            self.impossible += expected
+            return
+        # The run computed these again, and another one sampled what they predict
+        others = slice(
+            max(self._prompt - 1 - self.next, 0), max(self._prompt + self._before - 1 - self.next, 0)
+        )
+        if self._before:
+            rows[others] = self._absent
+        self._rows = np.concatenate([self._rows, rows])
+
+    def restart(self) -> None:
+        """Forget everything, for the call starts again."""
+        self._rows, self.impossible = self._missing(0), 0
+
+    def packed(self, start: int, end: int) -> PackedRoutes | None:
+        """Return the rows of the positions from `start` to `end`, absent where they are missing; None if all are."""
+        found = self._missing(end - start)
+        low, high = max(start, self._first), min(end, self.next)
+        if low < high:
+            found[low - start : high - start] = self._rows[low - self._first : high - self._first]
+        if (found == self._absent).all():
+            return None
+        return PackedRoutes(found.tobytes(), len(self._routers.layers), self._routers.top_k, self._dtype)
+
+    def on(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the nodes of the turn with their routes in the stored form (`gateway/store/routes.py`)."""
+        end = self._prompt + len(nodes[-1].ids)
+        found: list[Node] = []
+        for node in reversed(nodes):
+            start = end - len(node.ids)
+            found.append(replace(node, routes=self.packed(start - (node.parent >= 0), end)))
+            end = start
+        return found[::-1]
+
+    def counts(self, sampled: int) -> dict[str, int]:
+        """Return the number of tokens of a turn by what is known of their routes. Its last token was no input."""
+        rows = self._rows[: self._prompt + sampled - 1 - self._first]
+        recorded = int((rows != self._absent).any((1, 2)).sum())
+        missing = max(self._prompt + sampled - 1 - self._first - recorded - self.impossible, 0)
+        return {"recorded": recorded, "missing": missing, "impossible": self.impossible}
+
+    def _missing(self, count: int) -> Reported:
+        shape = (count, len(self._routers.layers), self._routers.top_k)
+        return np.full(shape, self._absent, np.dtype(self._dtype).newbyteorder("<"))
+
+    def _checked(self, reported: Reported, expected: int) -> Reported | None:
+        """Return a report as rows of the layers that have a router; None if it has another shape."""
+        routers = self._routers
+        if reported.ndim != 3 or reported.dtype.kind not in "iu":
+            return None
+        if reported.shape == (expected, routers.total_layers, routers.top_k):
+            reported = reported[:, routers.layers]
+        if reported.shape != (expected, len(routers.layers), routers.top_k):
+            return None
+        rows = self._missing(expected)
+        chosen = np.sort(reported, axis=2)
+        twice = (chosen[..., 1:] == chosen[..., :-1]).any((1, 2))
+        wrong = twice | ((reported < 0) | (reported >= routers.experts)).any((1, 2))
+        rows[~wrong] = reported[~wrong]
+        self.impossible += int(wrong.sum())
+        return rows

@@ -1,0 +1,55 @@
+"""A model whose routes cannot be recorded is refused at the start, in one sentence that names the setting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.config import ModelSettings
+from gateway.config.settings import ConfigError, Settings
+from gateway.engines.process import RETURN_ROUTES, command
+from gateway.engines.routers import routers_of
+
+MIXTURE = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"num_hidden_layers": 2}, "no mixture of experts"),
+        ({"num_hidden_layers": 2, "num_experts": 8}, "how many of them a token goes through"),
+        ({**MIXTURE, "num_experts": 70_000}, "cannot be packed"),
+        ([], "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_model_without_readable_routers_is_refused(config: Any, what: str, tmp_path: Path) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"^\[models.m\] router_replay = true: .*{what}"):
+        routers_of("m", ModelSettings(path=tmp_path, router_replay=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "what"),
+    [
+        ({"path": "/m"}, {"launch": "fake", "api": "sglang"}, "api = 'vllm'"),
+        ({"upstream": {"url": "http://u/v1"}, "train": False}, {}, "leave `router_replay` out"),
+    ],
+)
+def test_engines_that_report_no_experts_are_refused(model: Any, engine: Any, what: str) -> None:
+    trained = {"path": "/t"}
+    models = {"t": trained, "m": {**model, "router_replay": True}}
+    with pytest.raises((ConfigError, ValidationError), match=what):
+        Settings.parse({"models": models, "engine": engine})
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_vllm_is_started_with_the_option_only_where_the_setting_is_on(replay: bool) -> None:
+    settings = Settings.parse({"models": {"m": {"path": "/m", "router_replay": replay}}})
+    argv, _ = command(settings.engine_of("m"), settings.models["m"], "m", "/m", "127.0.0.1", 1)
+    assert (RETURN_ROUTES in argv) == replay
