@@ -6,15 +6,18 @@ lines as the reason.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
+from headgate.client import GatewayClient
 from headgate.configuration import Unreadable, read_toml
 from headgate.processes import ports
 from headgate.processes.child import LocalProcess
@@ -44,15 +47,15 @@ async def gateway_process(
         return settings.url.rstrip("/"), None
     assert settings.config is not None
     url = url_of(settings.config)
-    async with httpx.AsyncClient(base_url=url, timeout=5.0) as http:
-        if await _responds(http, any_status=True):
+    async with GatewayClient(url) as client:
+        if await _listens(url):
             raise GatewayUnreachable(
                 f"something listens at {url} already; to use it, set [gateway] url instead of config"
             )
         argv = ["gateway.cli", "serve", "--config", str(settings.config)]
         log, env = directory / "gateway.log", _with_key("HEADGATE_ADMIN_KEY", settings.key)
         process, companion = await _start(stack, "gateway", argv, log, env, stop_s=20.0)
-        await process.ready(lambda: _responds(http), _GATEWAY_START_S, notify)
+        await process.ready(client.is_ready, _GATEWAY_START_S, notify)
     return url, companion
 
 
@@ -103,7 +106,7 @@ async def weights_process(
     log, env = weights.parent / "weights-server.log", _with_key("HEADGATE_WEIGHTS_KEY", key)
     process, companion = await _start(stack, "weights server", argv, log, env, stop_s=5.0)
     async with httpx.AsyncClient(base_url=ports.url_of(host, port), headers=headers, timeout=5.0) as http:
-        await process.ready(lambda: _responds(http, path="/versions"), _WEIGHTS_START_S, notify)
+        await process.ready(lambda: _lists_versions(http), _WEIGHTS_START_S, notify)
     return companion
 
 
@@ -147,9 +150,19 @@ async def _fail_when_it_ends(process: LocalProcess) -> None:
     raise ChildDied(process.exit_report())
 
 
-async def _responds(http: httpx.AsyncClient, any_status: bool = False, path: str = "/readyz") -> bool:
+async def _listens(url: str) -> bool:
+    """Return True if a program listens at a URL's address."""
+    address = urlsplit(url)
     try:
-        response = await http.get(path)
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def _lists_versions(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/versions")).is_success
     except httpx.TransportError:
         return False
-    return any_status or response.status_code == 200

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from gateway.cli.demo import CONTEXT, MODEL, save_checkpoint
 from gateway.cli.init.project import Project, grader_table
 from gateway.config.environment import ENVIRONMENT
@@ -55,7 +53,7 @@ async def try_agent(project: Project, task: Task, notify: Callable[[str], None])
         process = await LocalProcess.start("the trial's gateway", argv, Path(folder, "gateway.log"), unset)
         try:
             async with GatewayClient(f"http://127.0.0.1:{port}") as client:
-                await process.ready(lambda: _is_ready(client.url), _START_S, notify)
+                await process.ready(client.is_ready, _START_S, notify)
                 return await _episode(client, agent, task, graded=bool(project.grader))
         finally:
             await process.stop()
@@ -93,14 +91,6 @@ url = "sqlite:///{folder}/gateway.db"
 recording = "{folder}/control.jsonl"
 {grader_table(project)}""")
     return file
-
-
-async def _is_ready(url: str) -> bool:
-    async with httpx.AsyncClient(base_url=url, timeout=5.0) as http:
-        try:
-            return (await http.get("/readyz")).is_success
-        except httpx.TransportError:
-            return False
 
 
 async def _episode(client: GatewayClient, agent: Agent, task: Task, *, graded: bool) -> Trial:
