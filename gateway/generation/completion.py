@@ -303,7 +303,7 @@ class Completion:
         self.reply.end(self.details.finish_reason)
 
     def _tool_faults(self, message: Message) -> list[str]:
-        """Look for tool calls that no agent gets or can run, and warn of them."""
+        """Return what is wrong with the tool calls of a reply, and warn of it."""
         content, calls = message["content"] or "", message.get("tool_calls", [])
         cut = self.details.finish_reason == "length"
         faults = tool_faults(content, calls, self._segmenter.tool_names, cut=cut)
