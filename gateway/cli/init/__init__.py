@@ -29,7 +29,8 @@ def init(
     agent: Annotated[
         str | None,
         typer.Option(
-            help="A command that runs it once per episode, such as 'python agent.py'; or an async module:function."
+            help="A command that runs it once per episode, such as 'python agent.py'; or an async module:function.",
+            rich_help_panel=options.AGENT,
         ),
     ] = None,
     env: options.Env = None,
@@ -37,12 +38,16 @@ def init(
     env_python: options.EnvPython = None,
     tasks: Annotated[
         Path | None,
-        typer.Option(help="JSON lines, one task each. [default: tasks.jsonl; written if it is missing]"),
+        typer.Option(
+            help="JSON lines, one task each. [default: tasks.jsonl; written if it is missing]",
+            rich_help_panel=options.AGENT,
+        ),
     ] = None,
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Tasks for evaluation, which are never trained. [default: held-out.jsonl, if it is there]"
+            help="Tasks for evaluation, which are never trained. [default: held-out.jsonl, if it exists]",
+            rich_help_panel=options.AGENT,
         ),
     ] = None,
     reward: Annotated[
@@ -50,6 +55,7 @@ def init(
         typer.Option(
             help="agent: the last line that it prints, or what it returns; exit-code; or a grader, module:function or a URL."
             " [default: agent]",
+            rich_help_panel=options.AGENT,
         ),
     ] = None,
     engine_url: Annotated[
@@ -68,7 +74,7 @@ def init(
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace a run.toml that is there.")] = False,
 ) -> None:
-    """Write run.toml for your model, agent or environment, and machine, which `trainer run` and `gateway serve` both read.
+    """Write run.toml, which `trainer run` and `gateway serve` both read, for your model, agent or environment, and machine.
 
     It asks for what no option states; without a terminal, it uses defaults and prints them. Start it in the folder of the agent,
     which runs for one episode against a fake engine. If that fails, the files are written too, and the exit status is 1.
