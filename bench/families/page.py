@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from bench.families.measure import Found
 
@@ -22,7 +23,7 @@ again at every upgrade of transformers, peft or torch. `python -m bench.families
 
 {accepted} of {all} families are trained with spans, and {rows} more with rows.
 
-| family | spans | rows | gap | gradient | export | adapter |
+| families | spans | rows | gap | gradient | export | adapter |
 |---|---|---|---|---|---|---|
 """
 
@@ -33,12 +34,28 @@ def page(found: Mapping[str, Found], versions: Mapping[str, str]) -> str:
     more = sum(each.verdict != "accepted" and each.rows == "accepted" for each in found.values())
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     lines = [_HEAD.format(versions=named, accepted=accepted, all=len(found), rows=more)]
-    lines += [f"| {' | '.join(cells(name, each))} |\n" for name, each in found.items()]
-    refused = {name: each.why for name, each in found.items() if each.why is not None}
-    if refused:
+    rows = _grouped((name, " | ".join(cells(name, each)[1:])) for name, each in found.items())
+    lines += [f"| {names} | {result} |\n" for result, names in rows.items()]
+    reasons = _grouped((name, _cause(each.why)) for name, each in found.items() if each.why is not None)
+    if reasons:
         lines += ["\n## Why families are refused\n\n"]
-        lines += [f"- **{name}**: {why}\n" for name, why in refused.items()]
+        lines += [f"- **{names}**: {cause}\n" for cause, names in reasons.items()]
     return "".join(lines)
+
+
+def _grouped(named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the names of each text, in the order in which the texts come first."""
+    groups: dict[str, list[str]] = {}
+    for name, text in named:
+        groups.setdefault(text, []).append(name)
+    return {text: ", ".join(names) for text, names in groups.items()}
+
+
+def _cause(why: str) -> str:
+    """Return a refusal without the names and figures of one family, and without the advice that the table has."""
+    return re.sub(
+        r"^\w+ does not work with [^:]*: | by [\d.]+ nats|; set \[model\] .*|; this architecture .*", "", why
+    )
 
 
 def cells(name: str, found: Found) -> list[str]:

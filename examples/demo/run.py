@@ -159,9 +159,9 @@ class Demo:
         console.print(f"[bold]$ {_shown(argv)}[/bold]   (vLLM takes about 40 s to start)")
         process = await LocalProcess.start("gateway", argv, Path(self.path("gateway.log")))
         try:
-            async with httpx.AsyncClient(base_url=self.url, timeout=5.0) as http:
+            async with GatewayClient(self.url) as client:
                 with console.status("starting vLLM and the gateway"):
-                    await process.ready(lambda: _is_ready(http), GATEWAY_START_S)
+                    await process.ready(client.is_ready, GATEWAY_START_S)
         except BaseException:
             await process.stop()
             raise
@@ -225,13 +225,6 @@ def run_demos(demos: Iterable[Demo]) -> list[dict[str, Any]]:
         return [await demo.run() for demo in demos]
 
     return run_interruptible(run(), console.print, "stopping the trainer, the gateway and vLLM")
-
-
-async def _is_ready(http: httpx.AsyncClient) -> bool:
-    try:
-        return (await http.get("/readyz")).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def _shown(argv: list[str]) -> str:

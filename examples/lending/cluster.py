@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from headgate.client import GatewayClient
 from headgate.processes.child import LocalProcess
 from headgate.processes.ports import free_port
 
@@ -102,20 +103,18 @@ class Run:
         async with (
             self._engines(at, config),
             self._process("gateway", at["r0"], "gateway.cli", *serve) as gateway,
-            httpx.AsyncClient(timeout=5.0) as http,
+            GatewayClient(self.url) as client,
         ):
-            await gateway.ready(lambda: _answers(http, f"{self.url}/readyz"), START_S)
-            async with self._process("trainer", trains, "trainer.cli", "run", settings) as trainer:
+            await gateway.ready(client.is_ready, START_S)
+            async with self._process("trainer", trains, *train) as trainer:
                 # Else agents fill batches while it starts, and it waits for none.
-                await trainer.ready(lambda: self._trainer_waits(http), START_S)
+                await trainer.ready(lambda: self._trainer_waits(client), START_S)
                 async with self._process("agents", at["r0"], "gateway.cli", *rollout) as agents:
                     await self._until_trained(trainer, gateway, agents)
 
-    async def _trainer_waits(self, http: httpx.AsyncClient) -> bool:
+    async def _trainer_waits(self, client: GatewayClient) -> bool:
         """Return whether the trainer has released its nodes."""
-        nodes = [
-            (await http.get(f"{self.url}/admin/v1/nodes/{node}")).json() for node in self.topology.trained_on
-        ]
+        nodes = [await client.node(node) for node in self.topology.trained_on]
         return not any(node["reason"].startswith("it was added") for node in nodes)
 
     async def _until_trained(self, trainer: LocalProcess, *others: LocalProcess) -> None:

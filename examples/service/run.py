@@ -23,11 +23,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 
 from examples.service.programs import NotInstalled
 from examples.service.servers import start_postgres, start_prometheus, start_redis
+from headgate.client import GatewayClient
 from headgate.processes.child import LocalProcess
 from headgate.processes.errors import ChildDied
 from headgate.processes.interrupts import Interrupted, interruptible
@@ -137,16 +137,9 @@ class Service:
         return await LocalProcess.start("gateway", argv, self.folder / "gateway.log", environment)
 
     async def _ready(self, gateway: LocalProcess) -> None:
-        async with httpx.AsyncClient(base_url=self.url, timeout=5.0) as http:
-
-            async def ready() -> bool:
-                try:
-                    return (await http.get("/readyz")).is_success
-                except httpx.TransportError:
-                    return False
-
+        async with GatewayClient(self.url) as client:
             with console.status("starting"):
-                await gateway.ready(ready, _START_S)
+                await gateway.ready(client.is_ready, _START_S)
 
     def _print_guide(self, keys: Keys, prometheus: str | None) -> None:
         rows = [

@@ -268,13 +268,7 @@ def _runner(sandbox: str, limits: Limits, read: list[Path]) -> CommandRunner:
 def _environment(name: str, args: str, python: Path | None, timeout_s: float) -> EnvironmentAgent:
     from headgate.client.environment import EnvironmentAgent
 
-    try:
-        given = json.loads(args)
-    except ValueError as error:
-        raise ValueError(f"--env-args is not JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError("--env-args is a JSON object")
-    return EnvironmentAgent(name, given, python, timeout_s)
+    return EnvironmentAgent(name, options.env_arguments(args), python, timeout_s)
 
 
 def _split(value: str) -> Split:

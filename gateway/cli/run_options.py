@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -212,6 +213,17 @@ MaxFailures = Annotated[
         rich_help_panel=TASKS,
     ),
 ]
+
+
+def env_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of an environment. Raise ValueError."""
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--env-args is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError("--env-args is a JSON object")
+    return given
 
 
 def check_order(forever: bool, state: Path | None, seed: int | None) -> None:

@@ -219,7 +219,7 @@ def _examine_model(settings: Settings, name: str, model: ModelSettings, loaded: 
         check_model(name, model, loaded=loaded)
         renderer = load_renderer(name, model, settings.render)
     except ConfigError as error:
-        fix = f"name another folder in [models.{name}], or another family: 'template' is the checkpoint's own"
+        fix = f"correct [models.{name}]: its path, or its family ('template' is the checkpoint's own)"
         return [Finding("problem", str(error), fix)]
     found = [Finding("ok", f"{name}: the tokenizer and the template of family {model.family!r} are read")]
     if renderer.form is None:

@@ -45,7 +45,7 @@ class Metrics:
         )
         self.tool_faults = Counter(
             "headgate_tool_faults",
-            "Replies with tool calls that no agent gets, or that none can run, by what is wrong",
+            "Replies with malformed tool calls, by what is wrong",
             ["fault"],
             registry=self.registry,
         )

@@ -89,7 +89,7 @@ class Signal:
 
 SIGNALS = (
     Signal(
-        "unparsed_tool_calls", "Replies whose tool calls no agent gets or can run", "count", 0, 0,
+        "unparsed_tool_calls", "Replies with malformed tool calls", "count", 0, 0,
         "the model's family is wrong, or the model has not learned the form: gateway doctor, docs/topics/templates.md", "so far",
     ),
     Signal(

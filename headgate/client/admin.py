@@ -163,6 +163,13 @@ class GatewayClient:
             return ""
         return refusal(response).message if response.status_code == _UNAVAILABLE else ""
 
+    async def is_ready(self) -> bool:
+        """Return True if a call would be served now; False also if nothing answers at the URL."""
+        try:
+            return (await self._http.get("/readyz")).is_success
+        except httpx.TransportError:
+            return False
+
     async def image(self, name: str) -> bytes:
         """Return the file of an image that a stored episode has, by its hash (SHA-256, hexadecimal)."""
         return (await self._send("GET", f"/images/{name}")).content

@@ -121,7 +121,9 @@ def _object(line: str) -> Any:
 
 def _task(value: Any) -> Task:
     if isinstance(value, list):
-        raise ValueError("one object a line is needed, not a list: `jq -c '.[]' FILE` writes a list so")
+        raise ValueError(
+            "one object a line is needed, not a list: `jq -c '.[]' FILE > tasks.jsonl` converts a list"
+        )
     if not isinstance(value, dict) or not isinstance(value.get("task_id"), str) or not value["task_id"]:
         raise ValueError('a task is an object with a "task_id" that is a string')
     return Task(value["task_id"], value)

@@ -8,9 +8,11 @@ standard library, an HTTP client, and the package that it adapts.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from headgate.environments.base import Environment
+from headgate.extras import install_command
 
 KINDS = {
     "verifiers": "headgate.environments.verifiers:VerifiersEnvironment",
@@ -19,6 +21,10 @@ KINDS = {
     "reasoning-gym": "headgate.environments.reasoning_gym:ReasoningGymEnvironment",
     "fake": "headgate.environments.fake:FakeEnvironment",
 }
+
+
+class NotInstalled(Exception):
+    """The package of a kind of environment is missing in this Python."""
 
 
 def parse(environment: str) -> tuple[str, str]:
@@ -32,8 +38,15 @@ def parse(environment: str) -> tuple[str, str]:
 
 
 def load(environment: str, args: dict[str, Any]) -> Environment:
-    """Return the environment `KIND:NAME`, with arguments of its own. Raise ValueError, and what its package raises."""
+    """Return the environment `KIND:NAME`. Raise ValueError, NotInstalled, and what its package raises."""
     kind, name = parse(environment)
     module, _, attribute = KINDS[kind].partition(":")
-    loaded: Environment = getattr(importlib.import_module(module), attribute)(name, **args)
+    try:
+        adapter = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise NotInstalled(
+            f"{kind} needs {error.name}, which {sys.executable} does not have: {install_command(kind)}, or name the Python that"
+            " has it with --env-python ([rollout] env_python)"
+        ) from error
+    loaded: Environment = getattr(adapter, attribute)(name, **args)
     return loaded

@@ -18,7 +18,7 @@ import json
 import traceback
 from typing import IO, Any
 
-from headgate.environments import load
+from headgate.environments import NotInstalled, load
 from headgate.environments.base import (
     Environment,
     PlayFailed,
@@ -37,6 +37,9 @@ def main(arguments: list[str]) -> int:
     questions, answers = private_streams()
     try:
         environment = load(name, json.loads(args))
+    except NotInstalled as error:
+        _write(answers, {"error": str(error)})
+        return 1
     except BaseException:
         _write(answers, {"error": traceback.format_exc()[-_QUOTED:]})
         return 1

@@ -98,7 +98,7 @@ def parent_of(folder: Path) -> int:
     ("name", "args", "reason"),
     [
         ("fake:a", {"nothing": 1}, "unexpected keyword argument 'nothing'"),
-        ("inspect:nowhere", {}, "No module named 'inspect_ai'"),
+        ("inspect:nowhere", {}, r"needs inspect_ai, which .+: pip install .*\[inspect\]'.*--env-python"),
         ("fake:a", {"size": 0}, "has no task of the split 'train'"),
     ],
 )

@@ -91,6 +91,20 @@ def test_a_mistake_of_the_agent_is_reported_before_anything_is_trained(
     assert (project / "run.toml").exists(), "the file does not depend on the agent's mistake"
 
 
+def test_an_environment_of_others_takes_the_place_of_agent_tasks_and_reward(
+    tiny_model: Path, project: Path
+) -> None:
+    options = ["--model", str(tiny_model), "--env", "fake:a"]
+    done = init(*options, "--env-args", '{"size": 100}')
+    assert done.exit_code == 0, done.output
+    assert "1 call of the agent, reward 0" in done.output
+    rollout = tomllib.loads((project / "run.toml").read_text())["rollout"]
+    assert (rollout["env"], rollout["env_args"], "tasks" in rollout) == ("fake:a", {"size": 100}, False)
+    assert not (project / "tasks.jsonl").exists()
+    done = init(*options, "--force", "--env-args", '{"fails": 1}')
+    assert (done.exit_code, "the fake tool server is down" in done.output) == (1, True), done.output
+
+
 def test_it_asks_for_what_no_option_states(tiny_model: Path, project: Path) -> None:
     answers = f"{tiny_model}\npython agent.py --fast\nexit-code\ntasks.jsonl\n"
     done = init("--no-trial", answers=answers)
@@ -150,6 +164,8 @@ def test_a_grader_is_one_of_the_gateways(tiny_model: Path, project: Path, reward
         (["--model", "{empty}", "--agent", "x"], "has no tokenizer.json"),
         (["--model", "{model}", "--agent", "x", "--reward", "yes"], "use agent, exit-code"),
         (["--model", "{model}", "--agent", "a:b", "--reward", "exit-code"], "is for a command"),
+        (["--model", "{model}", "--env", "nothing:x"], "with one of verifiers"),
+        (["--model", "{model}", "--env", "fake:a", "--env-args", "[]"], "--env-args is a JSON object"),
         (["--model", "{model}", "--agent", "x", "--tasks", "none.jsonl"], "--tasks none.jsonl: no such file"),
         (
             ["--model", "{model}", "--agent", "x", "--held-out", "none.jsonl"],
@@ -163,7 +179,7 @@ def test_what_cannot_be_used_is_reported_in_one_sentence(
     (project / "empty").mkdir()
     filled = [option.format(empty=project / "empty", model=tiny_model) for option in options]
     defaults = [] if "--tasks" in options else ["--tasks", "tasks.jsonl"]
-    done = init("--reward", "agent", *defaults, *filled)
+    done = init(*([] if "--env" in options else ["--reward", "agent", *defaults]), *filled)
     (line,) = done.output.strip().splitlines()
     assert (done.exit_code, message in line) == (2, True), line
     assert not (project / "run.toml").exists()

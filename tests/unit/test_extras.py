@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.environments import KINDS
 from headgate.extras import install_command
 from tests.families.family import named, save
 from tests.harness.forks import command
@@ -127,3 +128,33 @@ def test_a_run_whose_tracker_is_missing_ends_in_one_line_before_it_loads_anythin
         f"[report] trackers: wandb is not installed: {install_command('trackers')}",
     )
     assert not (tmp_path / "run").exists()
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OWN = {"demo", "dev", "docs", "verifiers"}
+"""Extras for this repository, and one that needs an environment of its own."""
+
+
+def test_every_extra_that_a_message_or_a_page_names_exists() -> None:
+    files = [
+        path
+        for folder in ("gateway", "headgate", "scheduler", "trainer")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    files += [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(path.read_text() for path in files)
+    named = set(re.findall(r"install_command\([\"'](\w+)[\"']\)", text)) | set(KINDS) - {"fake"}
+    for listed in re.findall(r"(?:headgate|'\.)\[([\w,-]+)\]", text):
+        named |= set(listed.split(","))
+    assert {"trainer", "otel", "verifiers"} <= named <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "extras", [set(PROJECT["optional-dependencies"]) - OWN, {"verifiers"}], ids=["all", "verifiers"]
+)
+def test_pip_finds_versions_of_all_packages_that_fit(extras: set[str]) -> None:
+    wanted = f".[{','.join(sorted(extras))}]"
+    argv = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", wanted]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from gateway.cli.init.project import Project
-    from headgate.client import Task
+from gateway.cli import run_options as options
 
-_MODEL, _TASKS = "Qwen/Qwen3-0.6B", Path("tasks.jsonl")
+if TYPE_CHECKING:
+    from gateway.cli.init.project import Environment, OwnAgent
+
+_MODEL = "Qwen/Qwen3-0.6B"
 
 
 def init(
@@ -28,17 +29,25 @@ def init(
     agent: Annotated[
         str | None,
         typer.Option(
-            help="A command that runs it once per episode, such as 'python agent.py'; or an async module:function."
+            help="A command that runs it once per episode, such as 'python agent.py'; or an async module:function.",
+            rich_help_panel=options.AGENT,
         ),
     ] = None,
+    env: options.Env = None,
+    env_args: options.EnvArgs = "{}",
+    env_python: options.EnvPython = None,
     tasks: Annotated[
         Path | None,
-        typer.Option(help=f"JSON lines, one task each. [default: {_TASKS}; written if it is missing]"),
+        typer.Option(
+            help="JSON lines, one task each. [default: tasks.jsonl; written if it is missing]",
+            rich_help_panel=options.AGENT,
+        ),
     ] = None,
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Tasks for evaluation, which are never trained. [default: held-out.jsonl, if it is there]"
+            help="Tasks for evaluation, which are never trained. [default: held-out.jsonl, if it exists]",
+            rich_help_panel=options.AGENT,
         ),
     ] = None,
     reward: Annotated[
@@ -46,6 +55,7 @@ def init(
         typer.Option(
             help="agent: the last line that it prints, or what it returns; exit-code; or a grader, module:function or a URL."
             " [default: agent]",
+            rich_help_panel=options.AGENT,
         ),
     ] = None,
     engine_url: Annotated[
@@ -64,43 +74,47 @@ def init(
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace a run.toml that is there.")] = False,
 ) -> None:
-    """Write run.toml for your model, agent and machine, which `trainer run` and `gateway serve` both read.
+    """Write run.toml, which `trainer run` and `gateway serve` both read, for your model, agent or environment, and machine.
 
     It asks for what no option states; without a terminal, it uses defaults and prints them. Start it in the folder of the agent,
     which runs for one episode against a fake engine. If that fails, the files are written too, and the exit status is 1.
 
-    Example:
+    Examples:
 
       gateway init --model models/Qwen3-0.6B --agent "python agent.py" --reward exit-code
+
+      gateway init --model models/Qwen3-0.6B --env reasoning-gym:chain_sum
     """
     from gateway.cli.init.checks import warnings
-    from gateway.cli.init.inputs import answer, checkpoint, engine_of, project_of, task_files
+    from gateway.cli.init.inputs import (
+        answer,
+        checkpoint,
+        engine_of,
+        environment_of,
+        own_agent,
+        project_of,
+    )
     from gateway.cli.init.project import FILE, run_toml
     from gateway.config.settings import ConfigError
-    from headgate.client.agents import read_tasks
 
     try:
         if Path(FILE).exists() and not force:
             raise ConfigError(f"{FILE}: there already in {Path.cwd()}; --force replaces it")
         model = model or answer("The model: a folder, or an id of the Hugging Face hub", "--model", _MODEL)
-        agent = agent or answer("Your agent: a command that runs it once, or module:function", "--agent")
-        reward = reward or answer(
-            "Its reward: agent (what it prints or returns), exit-code, module:function or URL",
-            "--reward",
-            "agent",
-        )
-        tasks = tasks or Path(answer("The file of its tasks", "--tasks", str(_TASKS)))
-        held_out, files = task_files(tasks, held_out, example=tasks == _TASKS)
-        project = project_of(
-            checkpoint(model), agent, reward, tasks, held_out, engine_of(engine_url, engine_python), lora
-        )
+        source: OwnAgent | Environment
+        files: dict[Path, str] = {}
+        if env is None:
+            source, files = own_agent(agent, reward, tasks, held_out)
+        else:
+            own = {"--agent": agent, "--reward": reward, "--tasks": tasks, "--held-out": held_out}
+            source = environment_of(env, env_args, env_python, own)
+        project = project_of(checkpoint(model), source, engine_of(engine_url, engine_python), lora)
         for path, text in {**files, Path(FILE): run_toml(project)}.items():
             path.write_text(text, encoding="utf-8")
-        first = read_tasks(tasks)[0]
     except (ConfigError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    problem = _try(project, first) if trial else ""
+    problem = _try(project.source) if trial else ""
     for warning in warnings(project):
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"machine: {project.machine}")
@@ -114,11 +128,14 @@ def init(
         raise typer.Exit(1)
 
 
-def _try(project: Project, task: Task) -> str:
+def _try(source: OwnAgent | Environment) -> str:
     """Run the agent once, print the result, and return what went wrong."""
-    program = shlex.split(project.agent)[0]
-    if not project.is_function and shutil.which(program) is None:
-        return f"{program}: no such program"
+    from gateway.cli.init.project import OwnAgent
+
+    if isinstance(source, OwnAgent) and not source.is_function:
+        program = shlex.split(source.agent)[0]
+        if shutil.which(program) is None:
+            return f"{program}: no such program"
     typer.echo("trial:   one episode of the agent against a fake engine, which replies with random words")
     from gateway.cli.init.trial import try_agent
     from headgate.processes.errors import ChildDied
@@ -127,7 +144,7 @@ def _try(project: Project, task: Task) -> str:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        result = asyncio.run(try_agent(project, task, lambda text: typer.echo(f"         {text}")))
+        result = asyncio.run(try_agent(source, lambda text: typer.echo(f"         {text}")))
     except (ValueError, ChildDied, TimeoutError) as error:
         return str(error)
     if not result.problem:

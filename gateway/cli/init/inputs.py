@@ -8,19 +8,22 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from gateway.cli.init.machine import this_machine
-from gateway.cli.init.project import FUNCTION, Project
+from gateway.cli.init.project import FUNCTION, Environment, OwnAgent, Project
+from gateway.cli.run_options import env_arguments
 from gateway.config import ModelSettings
 from gateway.config.settings import ConfigError
 from gateway.render.renderer import check_model
 from headgate.client.agents import read_tasks
+from headgate.environments import parse
 
-_HELD_OUT = Path("held-out.jsonl")
+TASKS, _HELD_OUT = Path("tasks.jsonl"), Path("held-out.jsonl")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _CONTEXT = {"cpu": 2048, "gpu": 8192}
 """Tokens of a conversation, where the model takes as many."""
@@ -99,29 +102,44 @@ def _sums(first: int, end: int) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
-def project_of(
-    model: Path,
-    agent: str,
-    reward: str,
-    tasks: Path,
-    held_out: Path | None,
-    engine: dict[str, str],
-    lora: bool,
-) -> Project:
+def own_agent(
+    agent: str | None, reward: str | None, tasks: Path | None, held_out: Path | None
+) -> tuple[OwnAgent, dict[Path, str]]:
+    """Return the user's agent, after questions for what is None, and the example files to write. Raise ConfigError."""
+    agent = agent or answer("Your agent: a command that runs it once, or module:function", "--agent")
+    reward = reward or answer(
+        "Its reward: agent (what it prints or returns), exit-code, module:function or URL",
+        "--reward",
+        "agent",
+    )
+    tasks = tasks or Path(answer("The file of its tasks", "--tasks", str(TASKS)))
+    held_out, files = task_files(tasks, held_out, example=tasks == TASKS)
+    own = OwnAgent(agent, reward, tasks, held_out)
+    if own.grader and not (FUNCTION.fullmatch(reward) or reward.startswith(("http://", "https://"))):
+        raise ConfigError(f"--reward {reward}: use agent, exit-code, module:function, or a URL")
+    if reward == "exit-code" and own.is_function:
+        raise ConfigError("--reward exit-code is for a command: a function returns its reward")
+    if not own.is_function and not shlex.split(agent):
+        raise ConfigError("--agent is empty: name a command or module:function")
+    return own, files
+
+
+def environment_of(name: str, args: str, python: Path | None, excluded: Mapping[str, object]) -> Environment:
+    """Return the environment. `excluded`: options that it replaces, with their values. Raise ConfigError or ValueError."""
+    if named := [flag for flag, value in excluded.items() if value is not None]:
+        raise ConfigError(f"--env has an agent, tasks and rewards of its own: leave out {', '.join(named)}")
+    parse(name)
+    return Environment(name, env_arguments(args), python)
+
+
+def project_of(model: Path, source: OwnAgent | Environment, engine: dict[str, str], lora: bool) -> Project:
     """Return the project of the options. Raise ConfigError for what cannot be one."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", model.resolve().name).strip("-_") or "model"
     check_model(name, ModelSettings(path=model, family="template"), loaded=True)
     config = json.loads((model / "config.json").read_text())
     family, machine = _FAMILIES.get(config.get("model_type", ""), "template"), this_machine()
     context = min(_CONTEXT["gpu" if machine.gpus else "cpu"], _longest(config))
-    project = Project(name, model, family, context, agent, reward, tasks, held_out, engine, machine, lora)
-    if project.grader and not (FUNCTION.fullmatch(reward) or reward.startswith(("http://", "https://"))):
-        raise ConfigError(f"--reward {reward}: use agent, exit-code, module:function, or a URL")
-    if reward == "exit-code" and project.is_function:
-        raise ConfigError("--reward exit-code is for a command: a function returns its reward")
-    if not project.is_function and not shlex.split(agent):
-        raise ConfigError("--agent is empty: name a command or module:function")
-    return project
+    return Project(name, model, family, context, source, engine, machine, lora)
 
 
 def _longest(config: dict[str, Any]) -> int:

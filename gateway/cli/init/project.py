@@ -7,11 +7,14 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gateway.cli.init.machine import Machine
 
 FILE = "run.toml"
 FUNCTION = re.compile(r"[\w./-]+:\w+")
+_BARE = re.compile(r"[\w-]+", re.ASCII)
+_ENV_TASKS, _ENV_EVALUATED = 2000, 100
 RANK = 32
 _LORA_LR, _FULL_LR = 1e-5, 1e-6
 """Adapters take about ten times the learning rate of full training."""
@@ -22,25 +25,16 @@ _SOURCES = ("agent", "exit-code")
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
-    """The model, agent, reward and machine that the file is written for."""
+class OwnAgent:
+    """An agent of the user's, with a file of tasks."""
 
-    name: str
-    model: Path
-    family: str
-    context: int
-    """Tokens of a conversation."""
     agent: str
+    """A command, or `module:function`."""
     reward: str
     """`agent`, `exit-code`, or a grader: `module:function` or a URL."""
     tasks: Path
     held_out: Path | None
     """Tasks for evaluation."""
-    engine: dict[str, str]
-    """The keys of `[engine]` that locate it."""
-    machine: Machine = field(default_factory=Machine)
-    lora: bool = True
-    """Train adapters, which engines load next to the model's weights, instead of all weights."""
 
     @property
     def is_function(self) -> bool:
@@ -56,6 +50,61 @@ class Project:
     def reward_source(self) -> str:
         """The value of `[rollout] reward`."""
         return self.reward if self.reward in _SOURCES else "grader"
+
+    def rollout(self) -> list[str]:
+        """Return the keys of `[rollout]` that name the agent and its tasks."""
+        if self.is_function:
+            lines = [f"agent = {_toml(self.agent)}"]
+        else:
+            lines = [f"command = {_toml(shlex.split(self.agent))}"]
+            if self.reward_source != "agent":
+                lines.append(f"reward = {_toml(self.reward_source)}")
+        return [*lines, f"tasks = {_toml(self.tasks)}"]
+
+    def evaluation(self) -> list[str] | None:
+        """Return the keys of `[eval]` that name the held-out tasks; None if there are none."""
+        return None if self.held_out is None else [f"tasks = [{_toml(self.held_out)}]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An environment of others, with an agent, tasks and rewards of its own."""
+
+    name: str
+    """`KIND:NAME`."""
+    args: dict[str, Any] = field(default_factory=dict)
+    python: Path | None = None
+    grader = ""
+
+    def rollout(self) -> list[str]:
+        """Return the keys of `[rollout]` that name the environment."""
+        lines = [f"env = {_toml(self.name)}"]
+        lines += [f"env_args = {_toml(self.args)}"] if self.args else []
+        lines += [f"env_python = {_toml(self.python)}"] if self.python else []
+        return [*lines, f"env_tasks = {_ENV_TASKS}                    # at most, for training"]
+
+    def evaluation(self) -> list[str]:
+        """Return the keys of `[eval]` for the tasks that the environment holds out."""
+        return [
+            f"env_tasks = {_ENV_EVALUATED}                     # at most, of those that the environment holds out"
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """The model, agent and machine that the file is written for."""
+
+    name: str
+    model: Path
+    family: str
+    context: int
+    """Tokens of a conversation."""
+    source: OwnAgent | Environment
+    engine: dict[str, str]
+    """The keys of `[engine]` that locate it."""
+    machine: Machine = field(default_factory=Machine)
+    lora: bool = True
+    """Train adapters, which engines load next to the model's weights, instead of all weights."""
 
 
 def run_toml(project: Project) -> str:
@@ -84,7 +133,7 @@ tokens = {max(8192, project.context)}                       # in one pass
 port = 8000
 
 [models.{project.name}]
-path = {_quoted(project.model)}
+path = {_toml(project.model)}
 family = "{project.family}"
 aliases = ["*"]                     # unmodified agents request models by names of their own
 max_model_len = {project.context}
@@ -97,7 +146,7 @@ seed = "ignore"
 [staleness]
 eta = 1                             # a batch may be sampled by the previous version, too
 batch = 8                           # groups
-{grader_table(project)}
+{grader_table(project.source.grader)}
 [store]
 url = "sqlite:///runs/{project.name}/gateway.db"
 
@@ -106,21 +155,21 @@ recording = "runs/{project.name}/control.jsonl"
 """
 
 
-def grader_table(project: Project) -> str:
-    """Return the table of the project's grader; empty if it has none."""
-    if not project.grader:
+def grader_table(grader: str) -> str:
+    """Return the table of a grader; empty if there is none."""
+    if not grader:
         return ""
-    key = "url" if "://" in project.grader else "function"
+    key = "url" if "://" in grader else "function"
     return f"""
 [graders.reward]                    # called when an episode is closed without a reward
-{key} = {_quoted(project.grader)}
+{key} = {_toml(grader)}
 """
 
 
 def _model(project: Project) -> str:
     text = f"""
 [model]
-path = {_quoted(project.model)}
+path = {_toml(project.model)}
 """
     if project.machine.gpus:
         text += (
@@ -139,30 +188,26 @@ transport = "lora"                  # adapters alone: merged into bfloat16, most
 
 
 def _rollout(project: Project) -> str:
-    if project.is_function:
-        agent = f"agent = {_quoted(project.agent)}"
-    else:
-        agent = f"command = {json.dumps(shlex.split(project.agent), ensure_ascii=False)}"
-        if project.reward_source != "agent":
-            agent += f'\nreward = "{project.reward_source}"'
+    agent = "\n".join(project.source.rollout())
     text = f"""
 [rollout]                           # the trainer runs the agent
 {agent}
-tasks = {_quoted(project.tasks)}
 group_size = 8                      # episodes of a task, whose rewards are compared
 concurrency = {64 if project.machine.gpus else 8}
 """
-    if project.held_out is not None:
+    evaluation = project.source.evaluation()
+    if evaluation is not None:
+        held_out = "\n".join(evaluation)
         text += f"""
 [eval]                              # tasks that are never trained
-tasks = [{_quoted(project.held_out)}]
+{held_out}
 every = 10                          # steps
 """
     return text
 
 
 def _engine(project: Project) -> str:
-    lines = ["", "[engine]", *(f"{key} = {_quoted(value)}" for key, value in project.engine.items())]
+    lines = ["", "[engine]", *(f"{key} = {_toml(value)}" for key, value in project.engine.items())]
     lines.append(f'log = "runs/{project.name}/engine.log"')
     if project.lora:
         lines.append('transport = "lora"                  # each version is an adapter')
@@ -195,6 +240,15 @@ def _placement(machine: Machine) -> list[str]:
     ]
 
 
-def _quoted(text: str | Path) -> str:
-    """Return a TOML string."""
-    return json.dumps(str(text), ensure_ascii=False)
+def _toml(value: Any) -> str:
+    """Return a value of JSON, or a path, as TOML writes it within one line. Raise ValueError for null, which TOML lacks."""
+    if value is None:
+        raise ValueError("null cannot be written to a TOML file: leave the argument out")
+    if isinstance(value, dict):
+        pairs = (
+            f"{key if _BARE.fullmatch(key) else _toml(key)} = {_toml(each)}" for key, each in value.items()
+        )
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -10,17 +10,18 @@ import asyncio
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.cli.demo import CONTEXT, MODEL, save_checkpoint
-from gateway.cli.init.project import Project, grader_table
+from gateway.cli.init.project import Environment, OwnAgent, grader_table
 from gateway.config.environment import ENVIRONMENT
 from headgate.client import Agent, EpisodeOutcome, EpisodeRunner, GatewayClient, Task, load_agent
-from headgate.client.agents import CommandAgent
+from headgate.client.agents import CommandAgent, read_tasks
+from headgate.client.environment import EnvironmentAgent
 from headgate.client.failures import in_a_line
-from headgate.http import responds
 from headgate.processes.child import LocalProcess
 from headgate.processes.ports import free_port
 
@@ -43,36 +44,56 @@ class Trial:
         return f"{self.calls} call{'s' * (self.calls != 1)} of the agent, reward {self.reward:g}"
 
 
-async def try_agent(project: Project, task: Task, notify: Callable[[str], None]) -> Trial:
-    """Run the agent of a project once. Raise ValueError if there is no such agent, ChildDied and TimeoutError."""
-    agent = agent_of(project)
+async def try_agent(source: OwnAgent | Environment, notify: Callable[[str], None]) -> Trial:
+    """Run an agent at its first task. Raise ValueError if it cannot be loaded, ChildDied and TimeoutError."""
+    if isinstance(source, Environment):
+        agent: Agent = EnvironmentAgent(source.name, source.args, source.python, LIMIT_S)
+    else:
+        agent = _agent_of(source)
+    try:
+        async with _gateway(source.grader, notify) as client:
+            return await _episode(client, agent, await _first_task(source, agent), bool(source.grader))
+    finally:
+        await agent.close()
+
+
+async def _first_task(source: OwnAgent | Environment, agent: Agent) -> Task:
+    if isinstance(source, OwnAgent):
+        return read_tasks(source.tasks)[0]
+    assert isinstance(agent, EnvironmentAgent)
+    return (await agent.tasks("train", 1))[0]
+
+
+@asynccontextmanager
+async def _gateway(grader: str, notify: Callable[[str], None]) -> AsyncIterator[GatewayClient]:
+    """Run a gateway with a fake engine."""
     with tempfile.TemporaryDirectory(prefix="headgate-init-") as folder:
         port = free_port()
-        file = _gateway_file(project, Path(folder), port)
+        file = _gateway_file(grader, Path(folder), port)
         argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)]
         unset = dict.fromkeys(ENVIRONMENT, "")
         process = await LocalProcess.start("the trial's gateway", argv, Path(folder, "gateway.log"), unset)
         try:
             async with GatewayClient(f"http://127.0.0.1:{port}") as client:
-                await process.ready(lambda: responds(f"{client.url}/readyz"), _START_S, notify)
-                return await _episode(client, agent, task, graded=bool(project.grader))
+                await process.ready(client.is_ready, _START_S, notify)
+                yield client
         finally:
             await process.stop()
 
 
-def agent_of(project: Project) -> Agent:
+def _agent_of(source: OwnAgent) -> Agent:
     """Return the agent as the driver runs it. Raise ValueError if it cannot be imported."""
-    if project.is_function:
+    if source.is_function:
         try:
-            return load_agent(project.agent, LIMIT_S)
+            return load_agent(source.agent, LIMIT_S)
         except Exception as error:  # of the agent's module
-            raise ValueError(f"{project.agent}: {type(error).__name__}: {error}") from error
-    by_exit_code = project.reward_source == "exit-code"
-    argv = shlex.split(project.agent)
-    return CommandAgent(argv, LIMIT_S, grade=bool(project.grader), exit_code_reward=by_exit_code)
+            raise ValueError(f"{source.agent}: {type(error).__name__}: {error}") from error
+    by_exit_code = source.reward_source == "exit-code"
+    argv = shlex.split(source.agent)
+    return CommandAgent(argv, LIMIT_S, grade=bool(source.grader), exit_code_reward=by_exit_code)
 
 
-def _gateway_file(project: Project, folder: Path, port: int) -> Path:
+def _gateway_file(grader: str, folder: Path, port: int) -> Path:
     save_checkpoint(folder / "model")
     file = folder / "gateway.toml"
     file.write_text(f"""
@@ -90,11 +111,11 @@ log = "{folder}/engine.log"
 url = "sqlite:///{folder}/gateway.db"
 [control]
 recording = "{folder}/control.jsonl"
-{grader_table(project)}""")
+{grader_table(grader)}""")
     return file
 
 
-async def _episode(client: GatewayClient, agent: Agent, task: Task, *, graded: bool) -> Trial:
+async def _episode(client: GatewayClient, agent: Agent, task: Task, graded: bool) -> Trial:
     runner = EpisodeRunner(client, agent, concurrency=1, mode="eval", retries=0, describe=graded)
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -103,8 +124,6 @@ async def _episode(client: GatewayClient, agent: Agent, task: Task, *, graded: b
         return Trial(
             f"it did not end within {LIMIT_S:g} s: random words may not stop an agent of several turns"
         )
-    finally:
-        await agent.close()
     found = await client.episode(outcome.episode_id) if outcome.episode_id else {}
     return Trial(_problem(outcome, found), len(found.get("calls", ())), outcome.reward)
 

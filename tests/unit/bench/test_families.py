@@ -61,19 +61,22 @@ def test_a_config_that_transformers_does_not_build_is_a_finding() -> None:
     assert found.gap is found.gradient is found.export is found.adapter is None
 
 
-def test_the_page_counts_and_explains() -> None:
+def test_the_page_counts_and_explains_in_groups() -> None:
+    differ = 'AForCausalLM does not work with the head: logits differ by {} nats; set [model] attention = "rows": x'
     found = {
         "a": Found("accepted", None, "accepted", 3e-6, 2e-5, True, False),
-        "b": Found("refused", "its keys are compressed", "accepted", 0.0, 1e-7, True, True),
+        "b": Found("refused", differ.format(1.2), "accepted", 0.0, 1e-7, True, True),
         "c": Found("refused", "no such class"),
+        "d": Found("accepted", None, "accepted", 4e-6, 3e-5, True, False),
+        "e": Found("refused", differ.format(3.4), "accepted", 0.0, 2e-7, True, True),
     }
     text = page(found, {"transformers": "5.0"})
     assert "Measured with transformers 5.0" in text
-    assert "1 of 3 families are trained with spans, and 1 more with rows." in text
-    assert "| a | yes | yes | < 1e-5 | < 1e-4 | yes | no |" in text
-    assert "| b | no | yes | 0 | < 1e-6 | yes | yes |" in text
+    assert "2 of 5 families are trained with spans, and 2 more with rows." in text
+    assert "| a, d | yes | yes | < 1e-5 | < 1e-4 | yes | no |" in text
+    assert "| b, e | no | yes | 0 | < 1e-6 | yes | yes |" in text
     assert "| c | no | no |  |  |  |  |" in text
-    assert "- **b**: its keys are compressed" in text
+    assert "- **b, e**: logits differ\n" in text
 
 
 def test_unknown_names_and_a_page_of_a_part_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.init.machine import Machine, machine_of
-from gateway.cli.init.project import Project, run_toml
+from gateway.cli.init.project import Environment, OwnAgent, Project, run_toml
 from gateway.config.settings import Settings
 from trainer.config.settings import Settings as TrainerSettings
 
@@ -41,9 +41,8 @@ def test_each_machine_has_its_parts(gpus: int, engine: dict[str, object], tmp_pa
     machine = Machine(gpus, "NVIDIA H100", 80.0) if gpus else Machine()
     vllm = {"launch": "vllm", "python": "python"}
     tasks, held_out = Path("tasks.jsonl"), Path("held-out.jsonl")
-    project = Project(
-        "m", Path("models/m"), "qwen3", 2048, "python a.py", "agent", tasks, held_out, vllm, machine
-    )
+    agent = OwnAgent("python a.py", "agent", tasks, held_out)
+    project = Project("m", Path("models/m"), "qwen3", 2048, agent, vllm, machine)
     file = tmp_path / "run.toml"
     file.write_text(run_toml(project))
     gateway, trainer = Settings.load(file), TrainerSettings.load(file)
@@ -51,3 +50,24 @@ def test_each_machine_has_its_parts(gpus: int, engine: dict[str, object], tmp_pa
     assert trainer.model.dtype == ("bfloat16" if gpus else "float32")
     assert (trainer.gateway.config, trainer.eval.every) == (file, 10)
     assert gateway.engine.max_lora_rank == (trainer.model.lora and trainer.model.lora.rank)
+
+
+def test_the_arguments_of_an_environment_are_read_as_they_were_given(tmp_path: Path) -> None:
+    args = {
+        "size": 20,
+        "ratio": 0.5,
+        "system": 'a "quoted" word\n',
+        "nested": {"with space": [1, True]},
+        "none": [],
+    }
+    environment = Environment("fake:a", args, Path("/other/python"))
+    file = tmp_path / "run.toml"
+    file.write_text(
+        run_toml(
+            Project("m", Path("models/m"), "qwen3", 2048, environment, {"launch": "vllm", "python": "p"})
+        )
+    )
+    trainer = TrainerSettings.load(file)
+    assert trainer.rollout is not None
+    assert (trainer.rollout.env, trainer.rollout.env_args) == ("fake:a", args)
+    assert (trainer.rollout.env_python, trainer.eval.every) == (Path("/other/python"), 10)
