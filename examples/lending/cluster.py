@@ -106,7 +106,7 @@ class Run:
             GatewayClient(self.url) as client,
         ):
             await gateway.ready(client.is_ready, START_S)
-            async with self._process("trainer", trains, *train) as trainer:
+            async with self._process("trainer", trains, "trainer.cli", "run", settings) as trainer:
                 # Else agents fill batches while it starts, and it waits for none.
                 await trainer.ready(lambda: self._trainer_waits(client), START_S)
                 async with self._process("agents", at["r0"], "gateway.cli", *rollout) as agents:
