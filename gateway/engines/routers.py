@@ -22,6 +22,6 @@ def routers_of(name: str, model: ModelSettings) -> RouterShape | None:
         raise ConfigError(f"{where}: the routers of {model.path} cannot be read: {error}") from error
     if found is None:
         raise ConfigError(
-            f"{where}: {model.path} is no mixture of experts, so no token has a route: leave it out"
+            f"{where}: {model.path} is not a mixture of experts, so tokens have no routes: leave it out"
         )
     return found

@@ -89,7 +89,7 @@ class TurnRoutes:
         return found[::-1]
 
     def counts(self, sampled: int) -> dict[str, int]:
-        """Return the number of tokens of a turn by what is known of their routes. Its last token was no input."""
+        """Return the number of tokens of a turn by what is known of their routes. Its last token was not an input."""
         rows = self._rows[: self._prompt + sampled - 1 - self._first]
         recorded = int((rows != self._absent).any((1, 2)).sum())
         missing = max(self._prompt + sampled - 1 - self._first - recorded - self.impossible, 0)
