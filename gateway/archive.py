@@ -202,6 +202,7 @@ async def _recorded(settings: Settings, database: Database, served: ServedModel)
         served.renderer,
         served.pool,
         served.recorder,
+        served.routers,
         versions=VersionRecords(name, served.path, database),
         ledger=ledger,
         leases=await Leases.load(database, ledger, settings.feed, reader),
