@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.engines.streams import CONNECT_S, StreamConnections
+from gateway.engines.streams import CONNECT_S, StreamConnection, StreamConnections
 from headgate.errors import (
     EngineError,
     EngineRefused,
@@ -84,6 +84,10 @@ def version_spans(spans: list[dict[str, Any]] | None) -> tuple[tuple[str, int], 
     )
 
 
+_LONG_EVENT = 2**16
+"""Bytes from which an event is joined once: the routes of a long prompt take megabytes, and come in many pieces."""
+
+
 class EngineHTTP:
     """The connections to one engine. A stream of events may be silent for `silence_s`."""
 
@@ -127,6 +131,8 @@ class EngineHTTP:
                     await on_new()
                 rest = b""
                 while data := await answer.read():
+                    if len(rest) > _LONG_EVENT:
+                        data = await _until_its_end(answer, data)
                     *events, rest = (rest + data).split(b"\n\n")
                     for event in events:
                         if event == b"data: [DONE]":
@@ -196,3 +202,13 @@ class _Translated:
             raise EngineUnreachable(f"{self._where}: no answer in time ({error})") from error
         if isinstance(error, ERRORS):
             raise EngineUnreachable(f"{self._where}: {error or type(error).__name__}") from error
+
+
+async def _until_its_end(answer: StreamConnection, data: bytes) -> bytes:
+    """Return what follows in an answer, `data` first, up to the piece in which an event ends."""
+    parts = [data]
+    while b"\n\n" not in parts[-1] and not parts[-1].startswith(b"\n"):
+        if not (more := await answer.read()):
+            break
+        parts.append(more)
+    return b"".join(parts)

@@ -104,14 +104,29 @@ class TurnRoutes:
         routers = self._routers
         if reported.ndim != 3 or reported.dtype.kind not in "iu":
             return None
-        if reported.shape == (expected, routers.total_layers, routers.top_k):
+        others = routers.total_layers - len(routers.layers)
+        if others and reported.shape == (expected, routers.total_layers, routers.top_k):
             reported = reported[:, routers.layers]
         if reported.shape != (expected, len(routers.layers), routers.top_k):
             return None
-        rows = self._missing(expected)
-        chosen = np.sort(reported, axis=2)
-        twice = (chosen[..., 1:] == chosen[..., :-1]).any((1, 2))
-        wrong = twice | ((reported < 0) | (reported >= routers.experts)).any((1, 2))
-        rows[~wrong] = reported[~wrong]
+        wrong = _impossible(reported, routers.experts)
+        rows = reported.astype(self._rows.dtype)
+        rows[wrong] = self._absent
         self.impossible += int(wrong.sum())
         return rows
+
+
+def _impossible(reported: Reported, experts: int) -> npt.NDArray[np.bool_]:
+    """Return which rows name an expert that the model does not have, or one twice in a layer.
+
+    Looks at rows one by one only where some are wrong: a report may have millions of experts.
+    """
+    wrong = np.zeros(len(reported), np.bool_)
+    if reported.min() < 0 or reported.max() >= experts:
+        wrong |= ((reported < 0) | (reported >= experts)).any((1, 2))
+    chosen = np.moveaxis(reported, 2, 0).copy()
+    for shift in range(1, len(chosen) // 2 + 1):
+        twice = chosen == np.roll(chosen, shift, axis=0)
+        if twice.any():
+            wrong |= twice.any((0, 2))
+    return wrong

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -82,6 +83,21 @@ async def test_a_connection_is_used_again_and_a_new_one_is_reported() -> None:
     assert [number for number, _ in server.requests] == [1, 1] and news == ["new"]
     head, _, body = server.requests[0][1].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v/e%20f/generate HTTP/1.1\r\nhost: 127.0.0.1:") and body == b'{"a":[1]}'
+
+
+LONG = b'data: {"n": "%b"}\n\n' % (b"x" * 200_000)
+
+
+@pytest.mark.parametrize("cut", [len(LONG) - 1, len(LONG) - 2, len(LONG) + 5, 150_000])
+async def test_a_long_event_comes_whole_wherever_it_is_cut(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between the newlines that end it, and within the event that follows."""
+    whole = LONG + b'data: {"n": 1}\n\n' + DONE
+    pieces = [whole[:70_000], whole[70_000:140_000], whole[140_000:cut], whole[cut:], b""]
+    answer = Mock(status=200, new=False, read=AsyncMock(side_effect=pieces))
+    async with serving(Server()) as http:
+        monkeypatch.setattr(http._streams, "post", AsyncMock(return_value=answer))
+        first, second = await events(http)
+    assert (len(first["n"]), second) == (200_000, {"n": 1})
 
 
 async def test_a_connection_whose_answer_ends_after_its_last_event_is_used_again() -> None:

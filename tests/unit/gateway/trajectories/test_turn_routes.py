@@ -33,7 +33,7 @@ def run(routes: TurnRoutes, number: int, before: int, after: int, reported: np.n
 def test_tokens_keep_the_routes_of_the_version_that_predicted_the_next_token_from_them() -> None:
     routes = TurnRoutes(ROUTERS, PROMPT)
     run(routes, 1, 0, 2)
-    assert routes.next == 4, "the second sampled token was no input yet"
+    assert routes.next == 4, "the second sampled token was not an input yet"
     run(routes, 2, 2, 4)
     assert runs_and_positions(routes, 0, 7) == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 4), (2, 5), None]
     assert routes.counts(4) == {"recorded": 6, "missing": 0, "impossible": 0}
@@ -47,7 +47,7 @@ def test_what_a_dead_engine_sampled_has_no_routes_though_another_computes_it_aga
     assert routes.counts(4) == {"recorded": 4, "missing": 2, "impossible": 0}
 
 
-def test_only_positions_that_are_not_recorded_yet_are_asked_for() -> None:
+def test_only_positions_that_are_not_recorded_yet_are_requested() -> None:
     routes = TurnRoutes(ROUTERS, PROMPT, first=2)
     assert routes.next == 2
     run(routes, 1, 0, 2)

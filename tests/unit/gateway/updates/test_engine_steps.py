@@ -41,6 +41,9 @@ class Engine:
         self.frees = False
         self.holdings: list[Holding] | NotComparable = NotComparable("e cannot compare")
 
+    async def returns_routes(self) -> bool:
+        return False
+
     async def frees_memory(self) -> bool:
         return self.frees
 
@@ -79,11 +82,13 @@ class Engine:
         return self.scores
 
 
-def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> EngineSteps:
+def steps_of(
+    engine: Engine, peers: Peers | None = None, *, router_replay: bool = False, **settings: Any
+) -> EngineSteps:
     """Return the steps of an engine that others have started."""
     pool = EnginePool("demo", QueueSettings())
     pool.slots["e"] = engine.slot
-    model = ModelSettings.model_validate({"path": "weights"})
+    model = ModelSettings.model_validate({"path": "weights", "router_replay": router_replay})
     external = EngineSettings.model_validate({"launch": "external", "url": "http://e", **settings})
     return EngineSteps(
         pool,
@@ -103,6 +108,13 @@ async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings:
     steps = steps_of(engine, peers, **settings)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     await steps.run(StepCommand("e", step, 3))
+
+
+async def test_an_engine_that_reports_no_experts_is_refused_before_anything_is_done_to_it() -> None:
+    engine = Engine()
+    with pytest.raises(EngineError, match="start it with --enable-return-routed-experts"):
+        await do("launch", engine, router_replay=True)
+    assert engine.calls == []
 
 
 def test_a_version_that_an_engine_runs_is_never_forgotten() -> None:
