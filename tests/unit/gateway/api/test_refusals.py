@@ -53,7 +53,7 @@ async def test_a_background_task_of_a_follower_logs_its_failure(caplog: pytest.L
         raise RuntimeError("it failed")
 
     follower = Follower("p", "http://p", "key", {}, [], 60.0, PlacementSettings())
-    follower._begin(fail(), "end-ep-1")
+    follower._run_in_background(fail(), "end-ep-1")
     (task,) = follower._ending
     await asyncio.wait({task})
     await turns(1)
