@@ -151,18 +151,8 @@ class Fleet(Reactor):
         self.reaction(self._on_lost, on=[self.lost], writes=[self.step_timeout, self.relaunch])
         self.reaction(self._on_removed, on=[self.removed], writes=[self.step_timeout])
         every: list[Source[Any]] = [
-            self.target,
-            self.ended,
-            self.opened,
-            self.wanted,
-            self.requested,
-            self.added,
-            self.step_result,
-            self.relaunch,
-            self.step_timeout,
-            self.failed,
-            self.lost,
-            self.removed,
+            *(self.target, self.ended, self.opened, self.wanted, self.requested, self.added),
+            *(self.step_result, self.relaunch, self.step_timeout, self.failed, self.lost, self.removed),
         ]
         self.reaction(
             self._emit, on=every, writes=[self.commands, self.unavailable, self.asleep, self.verdict]
@@ -261,50 +251,37 @@ class Fleet(Reactor):
                 pass  # the engine is being stopped, and is asleep afterwards
 
     def _on_step_result(self, now: Context) -> None:
-        step_result = now[self.step_result]
-        life = self._lives.get(step_result.engine)
-        if life is None or life.version != step_result.version:
+        result = now[self.step_result]
+        life = self._lives.get(result.engine)
+        if life is None or life.version != result.version:
             return
-        match life.phase, step_result.step:
-            case "launching", "launch" if step_result.ok:
+        match life.phase, result.step:
+            case "launching", "launch" if result.ok:
                 life.phase, life.was_up, life.warm = "up", True, True
-                now.set(
-                    self.launched,
-                    EngineLaunched(step_result.engine, step_result.version),
-                    why="its process answers",
-                )
-            case "launching", "launch":
-                self._on_failure(
-                    now, step_result.engine, step_result.detail, -1 if step_result.excused else life.version
-                )
-            case "waking", "wake" if step_result.ok:
+                launched = EngineLaunched(result.engine, result.version)
+                now.set(self.launched, launched, why="its process answers")
+            case "waking", "wake" if result.ok:
                 life.phase = "up"
-                now.set(
-                    self.launched, EngineLaunched(step_result.engine, step_result.version), why="it is awake"
-                )
-            case "waking", "wake":
-                self._on_failure(
-                    now, step_result.engine, step_result.detail, -1 if step_result.excused else life.version
-                )
-            case "falling_asleep", "sleep" if step_result.ok:
-                self._mark_asleep(step_result.engine)
-                if not self._must_sleep(step_result.engine):
-                    self._wake(now, step_result.engine, "it is wanted again")
+                now.set(self.launched, EngineLaunched(result.engine, result.version), why="it is awake")
+            case ("launching", "launch") | ("waking", "wake"):
+                self._on_failure(now, result.engine, result.detail, -1 if result.excused else life.version)
+            case "falling_asleep", "sleep" if result.ok:
+                self._mark_asleep(result.engine)
+                if not self._must_sleep(result.engine):
+                    self._wake(now, result.engine, "it is wanted again")
             case "falling_asleep", "sleep":
-                self._stop(now, step_result.engine, f"it does not go to sleep: {step_result.detail}")
+                self._stop(now, result.engine, f"it does not go to sleep: {result.detail}")
             case "draining", "drain":
                 life.phase = "removing"
-                self._begin_step(now, step_result.engine, "stop", "it was removed", self._settings.stop_s)
+                self._begin_step(now, result.engine, "stop", "it was removed", self._settings.stop_s)
             case "removing", "stop":
-                self._forget(step_result.engine)
-            case "stopping", "stop" if self._must_sleep(step_result.engine):
+                self._forget(result.engine)
+            case "stopping", "stop" if self._must_sleep(result.engine):
                 life.warm = False
-                self._mark_asleep(step_result.engine)
+                self._mark_asleep(result.engine)
             case "stopping", "stop":
                 life.phase, life.warm = "waiting", False
-                now.schedule(
-                    self.relaunch, Relaunch(step_result.engine, life.serial), after=self._backoff(life)
-                )
+                now.schedule(self.relaunch, Relaunch(result.engine, life.serial), after=self._backoff(life))
             case _:
                 pass  # the step was withdrawn
 

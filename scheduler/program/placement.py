@@ -134,12 +134,7 @@ class Placement(Reactor):
         self.reaction(self._on_plan, on=[self.plan])
         self.reaction(self._on_snapshot, on=[self.snapshot])
         every: list[Source[Any]] = [
-            self.demand,
-            self.opened,
-            self.closed,
-            self.snapshot,
-            self.target,
-            self.unavailable,
+            *(self.demand, self.opened, self.closed, self.snapshot, self.target, self.unavailable),
         ]
         self.reaction(self._decide, on=every, writes=[self.placed, self.moves, self.pull])
 

@@ -160,23 +160,13 @@ class WeightUpdate(Reactor):
         self.reaction(self._on_pull, on=[self.pull], writes=[self.step_timeout])
         self.reaction(self._on_first_pull, on=[self.first_pull], writes=[self.step_timeout, self.first_pull])
         every: list[Source[Any]] = [
-            self.published,
-            self.launched,
-            self.step_result,
-            self.step_timeout,
-            self.unavailable,
-            self.next_update,
+            *(self.published, self.launched, self.step_result, self.step_timeout, self.unavailable),
+            *(self.next_update, self.pull, self.first_pull, self.verdict),
         ]
-        every += [self.pull, self.first_pull, self.verdict]
         effects: list[Effect[Any]] = [
-            self.commands,
-            self.failed,
-            self.target,
-            self.ended,
-            self.step_timeout,
-            self.next_update,
+            *(self.commands, self.failed, self.target, self.ended),
+            *(self.step_timeout, self.next_update, self.first_pull),
         ]
-        effects.append(self.first_pull)
         self.reaction(self._advance, on=every, writes=effects)
 
     def _on_started(self, now: Context) -> None:
@@ -197,25 +187,22 @@ class WeightUpdate(Reactor):
         self._begin_step(now, launched.engine, "label", "it was launched")
 
     def _on_step_result(self, now: Context) -> None:
-        step_result = now[self.step_result]
-        progress = self._progress.get(step_result.engine)
-        if progress is None or (progress.step, progress.target) != (step_result.step, step_result.version):
+        result = now[self.step_result]
+        progress = self._progress.get(result.engine)
+        if progress is None or (progress.step, progress.target) != (result.step, result.version):
             return  # the step was withdrawn
-        if not step_result.ok:
-            self._fail(
-                step_result.engine,
-                f"step '{step_result.step}': {step_result.detail}",
-                excused=step_result.excused,
-            )
+        if not result.ok:
+            reason = f"step '{result.step}': {result.detail}"
+            self._fail(result.engine, reason, excused=result.excused)
             return
-        progress.pinned = step_result.pinned > 0 if step_result.step == "hold" else progress.pinned
-        step = self._after(progress, step_result.step)
+        progress.pinned = result.pinned > 0 if result.step == "hold" else progress.pinned
+        step = self._after(progress, result.step)
         if step is not None:
-            self._begin_step(now, step_result.engine, step, f"'{step_result.step}' is done")
+            self._begin_step(now, result.engine, step, f"'{result.step}' is done")
             return
         progress.step, progress.confirmed, progress.failed = None, progress.target, -1
         self._suspected &= progress.target != self._target
-        now.set(self.opened, Opened(step_result.engine, progress.target), why="its probe has passed")
+        now.set(self.opened, Opened(result.engine, progress.target), why="its probe has passed")
 
     def _after(self, progress: _EngineProgress, step: Step) -> Step | None:
         if progress.confirmed < 0 and step == "label":
