@@ -87,10 +87,14 @@ def test_nodes_are_lent_while_the_trainer_waits_and_given_back_before_it_trains(
 
 
 def test_the_trainer_claims_its_nodes_before_the_batch_is_whole_if_it_recalls_ahead() -> None:
-    """Most of the batch is computed when the last group arrives."""
+    """Most of the batch is computed when the last group arrives. One run scatters by a percent, so there are three."""
     given = scenario(batch=64, eta=1, lengths={"kind": "tail", "median": 1000, "longest": 28000})
     late, early = (
-        run(given, policy=Combined(knobs=Knobs(recall_ahead_share=lead)))[1].ends[-1] for lead in (0.0, 1.0)
+        sum(
+            run(given, seed, policy=Combined(knobs=Knobs(recall_ahead_share=lead)))[1].ends[-1]
+            for seed in range(3)
+        )
+        for lead in (0.0, 1.0)
     )
     assert early < late
 
