@@ -77,7 +77,7 @@ def trained(
         checked.requires_grad_(False)  # FSDP wants weights that are trained to be of one precision
     start_check.check(checked, wanted.max_model_len)
     if checked.replay is not None:
-        router_replay.check(checked.model, checked.replay)
+        start_check.check_replay(checked)
     if not mixed and wanted.lora is None:
         return checked
     compute = pretrained.DTYPES[wanted.dtype] if mixed else None

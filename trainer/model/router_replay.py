@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from headgate.routes import RouterShape, router_shape
@@ -44,27 +44,28 @@ class RouterReplay:
                 model,
                 f"{len(self.blocks)} of its layers have experts, and its config names {len(shape.layers)}",
             )
-        self._routes: Tensor | None = None
+        self.routes: Tensor | None = None
+        """Those of the pass in progress."""
         for number, block in enumerate(self.blocks):
             block.forward = partial(self._forward, block.forward, number)
 
     @contextmanager
     def using(self, routes: Tensor | None) -> Iterator[None]:
         """Replay `routes` in the block, of shape (tokens, layers, top_k) and -1 where there are none. None: no replay."""
-        before, self._routes = self._routes, routes
+        before, self.routes = self.routes, routes
         try:
             yield
         finally:
-            self._routes = before
+            self.routes = before
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Return contexts of a checkpointed layer's forward pass and of its recomputation, which has the same routes."""
-        return nullcontext(), self.using(self._routes)
+        return nullcontext(), self.using(self.routes)
 
     def _forward(self, forward: Callable[..., Any], number: int, *arguments: Any, **named: Any) -> Any:
-        if self._routes is None:
+        if self.routes is None:
             return forward(*arguments, **named)
-        with _Choice(self.shape, self._routes[:, number]) as choice:
+        with _Choice(self.shape, self.routes[:, number]) as choice:
             found = forward(*arguments, **named)
         if choice.count != 1:
             raise RuntimeError(f"block {number} of experts chose {choice.count} times, and not once")
@@ -92,48 +93,7 @@ class _Choice(TorchFunctionMode):
             return found  # a choice of groups
         self.count += 1
         chosen = torch.where(self._routes < 0, found.indices, self._routes)
-        return torch.return_types.topk((scores.gather(-1, chosen), chosen))  # type: ignore[attr-defined]
-
-
-@torch.no_grad()
-def check(model: Any, replay: RouterReplay) -> None:
-    """Raise ConfigError unless all experts are given the routes of a short pass. Collective, if the weights are shared."""
-    shape, device = replay.shape, next(model.parameters()).device
-    tokens = 8
-    # Each expert follows the one before it, from another one in each token and layer.
-    first = torch.arange(tokens)[:, None, None] + torch.arange(len(shape.layers))[None, :, None]
-    routes = ((first + torch.arange(shape.top_k)) % shape.experts).to(device)
-    found: list[bool] = []
-
-    def look(number: int, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        found.append(_replays([*arguments, *named.values()], routes[:, number]))
-
-    hooks = [
-        block.experts.register_forward_pre_hook(partial(look, number), with_kwargs=True)  # type: ignore[union-attr, operator]
-        for number, block in enumerate(replay.blocks)
-    ]
-    try:
-        with replay.using(routes):
-            model.get_decoder()(
-                input_ids=torch.zeros(1, tokens, dtype=torch.int64, device=device), use_cache=False
-            )
-    except RuntimeError as error:
-        raise refused(model, str(error).strip().splitlines()[0]) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if len(found) != len(replay.blocks) or not all(found):
-        raise refused(
-            model, "its router does not compute the weights of experts that it did not choose itself"
-        )
-
-
-def _replays(given: list[Any], routes: Tensor) -> bool:
-    """Return true if experts are given these routes, each with a weight."""
-    tensors = [each for each in given if isinstance(each, Tensor) and each.shape == routes.shape]
-    chosen = [each for each in tensors if not each.is_floating_point()]
-    weights = [each for each in tensors if each.is_floating_point()]
-    return bool(chosen and weights and (chosen[0] == routes).all() and (weights[0] != 0).all())
+        return torch.return_types.topk((scores.gather(-1, chosen), chosen))
 
 
 def refused(model: Any, why: str) -> ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.families.configs import FAMILIES
 from headgate.routes import PackedRoutes, RouterShape, Routes, pack
-from headgate.types import Episode, Group, TokenFlag
+from headgate.types import Episode, Group, Node, TokenFlag
+from tests.harness.ranks import on_ranks
+from tests.unit.trainer.rank_trainers import assert_close, groups_of, settings_of
 from tests.unit.trainer.trees import prompt, sampled
+from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.routes import RouteSupport
 from trainer.data.tree import Row, row_of_tokens, rows_of
 from trainer.errors import ConfigError, FeedBroken
-from trainer.model import router_replay
+from trainer.model import start_check
 from trainer.model.activations import checkpoint_layers
 from trainer.model.policy import Attention, Policy
 from trainer.model.router_replay import RouterReplay
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 
 FAMILIES_SHOWN = ("qwen3_moe", "deepseek_v3", "gpt_oss")
 
@@ -261,4 +267,54 @@ def test_a_router_that_hides_scores_of_other_groups_is_refused() -> None:
     sizes = family.sizes | {"topk_method": "group_limited_greedy"}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v2", **sizes)).eval()
     with pytest.raises(ConfigError, match="does not compute the weights"):
-        router_replay.check(model, RouterReplay(model))
+        start_check.check_replay(policy_of(model))
+
+
+def learn_routed(settings: Settings, step: int) -> tuple[dict[str, float], dict[str, Tensor]] | None:
+    """One step on groups with random routes, of which one token in eight has none: the metrics and the weights."""
+    trainer = RankTrainer.open(settings)
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
+        return None
+    generator = np.random.default_rng(5)
+
+    def routed(node: Node) -> Node:
+        routes = generator.permuted(np.tile(np.arange(4), (len(node.ids), 2, 1)), axis=2)[:, :, :2]
+        routes[generator.random(len(routes)) < 0.125] = -1
+        return replace(node, routes=PackedRoutes(pack(routes, 4), 2, 2, "uint8"))
+
+    def with_routes(each: Episode) -> Episode:
+        return replace(each, nodes=tuple(map(routed, each.nodes)))
+
+    groups = [replace(g, episodes=tuple(map(with_routes, g.episodes))) for g in groups_of(step)]
+    found = trainer.train(groups), trainer.gather_weights()
+    shutdown_ranks(trainer)
+    return found
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mixture")
+    model_of("qwen3_moe").save_pretrained(path)
+    return path
+
+
+def test_two_ranks_replay_what_one_replays(mixture: Path, tmp_path: Path) -> None:
+    more = {"router_replay": True, "activation_checkpointing": 1}
+    settings = [
+        settings_of(mixture, tmp_path / str(n), {"type": "grpo", "kl_coef": 0.1}, more=more) for n in (1, 2)
+    ]
+    (alone,) = on_ranks(1, learn_routed, settings[0], 0)
+    found, _ = on_ranks(2, learn_routed, settings[1], 0)
+    assert_close([found[0]], [alone[0]], 1e-5)
+    assert found[0]["unrouted_tokens"] > 0
+    (mask,) = on_ranks(
+        1, learn_routed, settings_of(mixture, tmp_path / "m", {}, more=more | {"missing_routes": "mask"}), 0
+    )
+    assert mask[0]["masked_tokens/unrouted"] == found[0]["unrouted_tokens"]
+    assert mask[0]["unrouted_tokens"] == 0
+
+
+def test_a_dense_checkpoint_is_refused_at_the_start(exact_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"router_replay = true: .*: it is not a mixture of experts"):
+        RankTrainer.open(settings_of(exact_model, tmp_path, {}, more={"router_replay": True}))
