@@ -51,6 +51,8 @@ class TokenFlag(IntFlag):
     """top-p, top-k or min-p cut the distribution."""
     GREEDY = 4
     """Temperature 0: the token was not drawn at all."""
+    UNROUTED = 8
+    """The experts behind its prediction were not recorded, and the trainer masks such tokens (`[model] missing_routes`)."""
     INVALID_LOGPROB = 16
     """The engine gave no usable log-probability (its NaN sentinel)."""
     UNCONFIRMED = 32

@@ -25,6 +25,7 @@ from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.details import DetailChoice
 from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer, even, lay_out
+from trainer.data.routes import RouteSupport
 from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.model import device, optim, parallel, probe
 from trainer.model.parallel import Ranks
@@ -62,11 +63,17 @@ class RankTrainer(RankState):
             credit=settings.credit,
             details=details,
             image_support=self._image_support,
+            route_support=self._route_support,
         )
 
     @property
     def _image_support(self) -> ImageSupport | None:
         return None if self.vision_inputs is None else self.vision_inputs.image_support
+
+    @property
+    def _route_support(self) -> RouteSupport | None:
+        replay = self._policy.replay
+        return None if replay is None else RouteSupport(replay.shape, self.settings.model.missing_routes)
 
     @on_all_ranks
     def exclude_images(self, batch: Batch, images: Set[str]) -> None:
@@ -127,7 +134,9 @@ class RankTrainer(RankState):
         # The index of its node instead of an advantage, so that each token names its node.
         indexes = {node.index: float(node.index) for node in episode.nodes}
         sums = dict.fromkeys(indexes, 0.0)
-        rows = rows_of([(episode, indexes)], image_support=image_support).rows
+        rows = rows_of(
+            [(episode, indexes)], image_support=image_support, route_support=self._route_support
+        ).rows
         for micro in itertools.chain(packer.add(rows), packer.flush()):
             gaps = (micro.recorded - self._reference.logprobs(micro).cpu()).double()
             for node in micro.advantages.unique().long().tolist():
@@ -240,7 +249,11 @@ class RankTrainer(RankState):
         """Return the mean log-probability of the groups' trained tokens, in nats, without gradient, and their number."""
         packer = Packer(self.settings.batch.tokens, share_prefixes=self.policy.shares_prefixes)
         rows = (
-            rows_of([(episode, {}) for episode in group.episodes], image_support=self._image_support).rows
+            rows_of(
+                [(episode, {}) for episode in group.episodes],
+                image_support=self._image_support,
+                route_support=self._route_support,
+            ).rows
             for group in groups
         )
         micros = [micro for some in rows for micro in packer.add(some)]

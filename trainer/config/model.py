@@ -50,6 +50,12 @@ class ModelSettings(Section):
     """Keep the inputs of those layers in the host's memory until the backward pass; needs `activation_checkpointing`."""
     lora: LoraSettings | None = None
     """Adapters to be trained instead of all weights; without the table, none."""
+    router_replay: bool = False
+    """For a mixture of experts: tokens go through the experts that they went through in the engine, and only the experts' weights
+    are computed. Needs `router_replay = true` in the gateway's `[models.NAME]`."""
+    missing_routes: Literal["own", "mask"] = "own"
+    """With `router_replay`, for tokens whose experts were not recorded: `own`: the trained model chooses; `mask`: they are not
+    trained."""
     vision: Literal["frozen", "trained"] = "frozen"
     """Whether the vision tower is trained with the rest or stays frozen."""
 

@@ -23,6 +23,7 @@ from trainer.data import credit, images, tree
 from trainer.data.details import BatchDetails, DetailChoice, Figures
 from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer
+from trainer.data.routes import RouteSupport
 from trainer.data.tree import Credit, Row
 from trainer.errors import FeedBroken
 
@@ -66,11 +67,12 @@ class Batch:
         credit: CreditSettings | None = None,
         details: DetailChoice | None = None,
         image_support: ImageSupport | None = None,
+        route_support: RouteSupport | None = None,
     ) -> None:
         """`kl`: the divergence of an episode's nodes from the reference, subtracted from rewards; called if `reward_kl` is not 0.
 
         `share_prefixes`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports.
-        `image_support`: of the model; None if it accepts no images.
+        `image_support`: of the model; None if it accepts no images. `route_support`: None if no routes are replayed.
         """
         self.version = version
         self.group_ids: set[str] = set()
@@ -96,6 +98,8 @@ class Batch:
         self._tokens = tokens
         self._share_prefixes = share_prefixes
         self._image_support = image_support
+        self._route_support = route_support
+        self._unrouted = 0
         self._credit = credit or CreditSettings()
         self._packer = self._new_packer()
         self._waiting: list[tuple[Group, list[Credit]]] = []
@@ -127,7 +131,8 @@ class Batch:
             self.group_ids.add(group.group_id)
             self.rewards += [episode.reward for episode in group.episodes]
             self.truncated += sum(map(credit.has_truncated_call, group.episodes))
-            self._waiting.append((group, self._divergences(group)))
+            routed = group if self._route_support is None else self._route_support.masked(group)
+            self._waiting.append((routed, self._divergences(routed)))
             if self.streams:
                 for credited in self._credited():
                     yield from self._packer.add(self._rows(*credited))
@@ -169,6 +174,7 @@ class Batch:
             zip(group.episodes, credits, strict=True),
             sequence_mean=self._algorithm.sequence_mean,
             image_support=self._image_support,
+            route_support=self._route_support,
         )
         self.masked += found.masked
         self._ends += map(_end, found.rows)
@@ -176,6 +182,7 @@ class Batch:
             self.skipped += found.trained
             return []
         self.trained += found.trained
+        self._unrouted += found.unrouted
         return found.rows
 
     def _divergences(self, group: Group) -> list[Credit]:
@@ -241,6 +248,8 @@ class Batch:
         result = {"logprob_gap_mean": gap / same, "logprob_gap_max": self._gap_max} if same else {}
         if self.kls:
             result["kl_reference_k1"] = float(np.mean(self.kls))
+        if self._route_support is not None:
+            result["unrouted_tokens"] = float(self._unrouted)
         result["loss"] = sums.pop("loss", 0.0) / self.normalizer
         return result | {name: value / trained for name, value in sums.items()} | {
             "same_version_tokens": same,

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headgate.routes import ABSENT
 from headgate.types import ImageSpan
 from trainer.data.tree import Row
 
@@ -57,6 +58,8 @@ class MicroBatch:
     """int64, (trained,): the token's episode, an index into `episodes`."""
     nodes: Tensor
     """int64, (trained,): the node of the episode's tree that the token is of."""
+    routes: Tensor | None = None
+    """int64, (tokens, layers, top_k): the recorded experts of each token, -1 where there are none; None: of no token."""
     episodes: tuple[str, ...] = ()
     """The ids of the episodes."""
     images: tuple[ImageSpan, ...] = ()
@@ -66,7 +69,8 @@ class MicroBatch:
 
     def to(self, device: str, dtype: torch.dtype) -> MicroBatch:
         """Return the same on another device, real numbers in the precision in which the loss is computed."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _WORDS}
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _WORDS}
+        tensors = {name: tensor for name, tensor in parts.items() if tensor is not None}
         moved = {
             n: t.to(device, dtype) if t.is_floating_point() else t.to(device) for n, t in tensors.items()
         }
@@ -125,10 +129,18 @@ def _order(row: Row) -> tuple[bytes, str]:
 
 
 def common_prefix(left: Row, right: Row) -> int:
-    """Return how many tokens two rows have in common at their beginning."""
-    n = min(len(left), len(right))
-    differs = left.ids[:n] != right.ids[:n]
-    return int(differs.argmax()) if differs.any() else n
+    """Return how many tokens two rows have in common at their beginning, with the same routes where both have them."""
+    n = _first_true(left.ids[: len(right)] != right.ids[: len(left)])
+    if left.routes is None or right.routes is None:
+        return n
+    ours, theirs = left.routes[:n], right.routes[:n]
+    known = (ours[:, 0, 0] >= 0) & (theirs[:, 0, 0] >= 0)
+    return _first_true(known & (ours != theirs).any((1, 2)))
+
+
+def _first_true(values: npt.NDArray[np.bool_]) -> int:
+    """Return the index of the first true value; their number if there is none."""
+    return int(values.argmax()) if values.any() else len(values)
 
 
 def lay_out(rows: Sequence[Row], *, share_prefixes: bool = True) -> MicroBatch:
@@ -159,6 +171,7 @@ def lay_out(rows: Sequence[Row], *, share_prefixes: bool = True) -> MicroBatch:
         weights=torch.tensor([row.weight for row in rows], dtype=torch.float64).repeat_interleave(lengths),
         sequences=torch.tensor([numbers[row.episode_id] for row in rows]).repeat_interleave(lengths),
         nodes=pick("nodes", torch.int64),
+        routes=_routes(rows, paths, len(ids)),
         episodes=tuple(numbers),
         images=tuple(
             image._replace(offset=int(path[image.offset]))
@@ -167,6 +180,18 @@ def lay_out(rows: Sequence[Row], *, share_prefixes: bool = True) -> MicroBatch:
         ),
         passes=1 if share_prefixes else len(rows),
     )
+
+
+def _routes(rows: Sequence[Row], paths: Sequence[Int64Array], tokens: int) -> Tensor | None:
+    """Return the routes of each token; those of a shared prefix are of the first row that has them."""
+    recorded = [(row.routes, path) for row, path in zip(rows, paths, strict=True) if row.routes is not None]
+    if not recorded:
+        return None
+    found = np.full((tokens, *recorded[0][0].shape[1:]), ABSENT, np.int64)
+    for routes, path in recorded:
+        absent = found[path, 0, 0] < 0
+        found[path[absent]] = routes[absent]
+    return torch.as_tensor(found)
 
 
 def even(micros: Sequence[MicroBatch]) -> list[MicroBatch]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headgate.routes import Routes
 from headgate.types import (
     LEAST_TEMPERATURE,
     Episode,
@@ -30,6 +31,7 @@ from headgate.types import (
     TokenFlag,
 )
 from trainer.data.images import ImageSupport, refused
+from trainer.data.routes import RouteSupport, unrouted
 from trainer.errors import FeedBroken
 
 BoolArray = npt.NDArray[np.bool_]
@@ -45,6 +47,7 @@ UNTRAINED = (
     | TokenFlag.UNCONFIRMED
     | TokenFlag.ORPHANED
     | TokenFlag.LATE
+    | TokenFlag.UNROUTED
 )
 """Flags of tokens that were not drawn from the policy's own distribution, or not certainly from a version that counts."""
 
@@ -70,6 +73,8 @@ class Row:
     """The node of the episode's tree that the token is of."""
     images: tuple[ImageSpan, ...] = ()
     """The images among its tokens, in order."""
+    routes: Routes | None = None
+    """Shape (tokens, layers, top_k), -1 where none were recorded; None: they are not replayed."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -83,6 +88,8 @@ class Rows:
     trained: int = 0
     masked: Counter[str] = field(default_factory=Counter)
     """Sampled tokens that are not trained, by reason."""
+    unrouted: int = 0
+    """Trained tokens whose experts the model chooses itself, because none were recorded."""
 
 
 def rows_of(
@@ -90,12 +97,13 @@ def rows_of(
     *,
     sequence_mean: bool = False,
     image_support: ImageSupport | None = None,
+    route_support: RouteSupport | None = None,
 ) -> Rows:
     """Return the rows of episodes, each given with its advantages.
 
     `sequence_mean` makes every episode count the same (each of its n trained tokens weighs 1/n); otherwise every token does.
-    `image_support`: of the trained model; None if it accepts no images. Raise FeedBroken if a token to train was recorded at an
-    impossible temperature.
+    `image_support`: of the trained model; None if it accepts no images. `route_support`: None if no routes are replayed.
+    Raise FeedBroken if a token to train was recorded at an impossible temperature, or with routes of another model.
     """
     result = Rows()
     for episode, credit in episodes:
@@ -104,12 +112,17 @@ def rows_of(
             continue
         trainable = {node.index: _trainable(node, result.masked) for node in episode.nodes}
         _check_temperatures(episode, trainable)
+        routes = None if route_support is None else route_support.routes_of(episode)
+        if routes is not None:
+            result.unrouted += sum(
+                int((trainable[node.index] & unrouted(node, routes)).sum()) for node in episode.nodes
+            )
         trained = sum(int(mask.sum()) for mask in trainable.values())
         if trained == 0:
             continue
         result.trained += trained
         weight = 1.0 / trained if sequence_mean else 1.0
-        result.rows += _paths(episode, trainable, credit, weight)
+        result.rows += _paths(episode, trainable, credit, weight, routes)
     return result
 
 
@@ -164,7 +177,13 @@ def _reason(flags: int) -> str:
     return next(flag for flag in UNTRAINED if flag & flags).name.lower()  # type: ignore[union-attr]
 
 
-def _paths(episode: Episode, trainable: dict[int, BoolArray], credit: Credit, weight: float) -> Iterator[Row]:
+def _paths(
+    episode: Episode,
+    trainable: dict[int, BoolArray],
+    credit: Credit,
+    weight: float,
+    routes: Mapping[int, Routes] | None,
+) -> Iterator[Row]:
     nodes = {node.index: node for node in episode.nodes}
     continued = {
         node.parent for node in episode.nodes
@@ -184,7 +203,7 @@ def _paths(episode: Episode, trainable: dict[int, BoolArray], credit: Credit, we
             masks.append(mask)
         train = np.concatenate(masks)
         if train.any():
-            yield _row(episode.episode_id, pieces, train, credit, weight)
+            yield _row(episode.episode_id, pieces, train, credit, weight, routes)
 
 
 def _path(leaf: Node, nodes: dict[int, Node]) -> list[tuple[Node, int]]:
@@ -202,6 +221,7 @@ def _row(
     train: BoolArray,
     credit: Credit,
     weight: float,
+    routes: Mapping[int, Routes] | None,
 ) -> Row:
     # What follows changes no log-probability before it.
     end = int(train.nonzero()[0][-1]) + 1
@@ -234,6 +254,7 @@ def _row(
         weight=weight,
         nodes=np.concatenate([np.full(n, node.index, np.int32) for node, n in pieces])[:end],
         images=tuple(image for image in images if image.offset < end),
+        routes=None if routes is None else np.concatenate([routes[node.index][:n] for node, n in pieces])[:end],
     )  # fmt: skip
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from torch import nn
 from torch.autograd.graph import save_on_cpu
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from trainer.errors import ConfigError
 
 Keep = Callable[[], AbstractContextManager[Any]]
 """Makes a context in which autograd keeps tensors in some place of its own."""
+Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+"""Makes the contexts of a layer's forward pass and of its recomputation."""
 
 
 def on_host() -> AbstractContextManager[Any]:
@@ -22,10 +24,13 @@ def on_host() -> AbstractContextManager[Any]:
     return save_on_cpu(pin_memory=True)
 
 
-def checkpoint_layers(layers: Sequence[nn.Module], every: int, keep: Keep = nullcontext) -> None:
+def checkpoint_layers(
+    layers: Sequence[nn.Module], every: int, keep: Keep = nullcontext, contexts: Contexts = noop_context_fn
+) -> None:
     """Make layers 0, `every`, 2 x `every`, ... keep only their inputs; `every` = 0 changes none. Before they are sharded.
 
-    `keep` stores the inputs. Gradients stay the same bit by bit. Raise ConfigError if there are no layers.
+    `keep` stores the inputs; `contexts` is called at each forward pass. Gradients stay the same bit by bit. Raise ConfigError if
+    there are no layers.
     """
     if every == 0:
         return
@@ -35,10 +40,19 @@ def checkpoint_layers(layers: Sequence[nn.Module], every: int, keep: Keep = null
         )
     for layer in layers[::every]:
         # `forward` and not `__call__`: FSDP's hooks stay outside, and do not run again. Dropout is off: no random state.
-        layer.forward = partial(_recomputed, layer.forward, keep)
+        layer.forward = partial(_recomputed, layer.forward, keep, contexts)
 
 
-def _recomputed(forward: Callable[..., Any], keep: Keep, *arguments: Any, **named: Any) -> Any:
+def _recomputed(
+    forward: Callable[..., Any], keep: Keep, contexts: Contexts, *arguments: Any, **named: Any
+) -> Any:
     # What the layer keeps within is checkpoint's own affair: `keep` gets its inputs alone.
     with keep():
-        return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+        return checkpoint(
+            forward,
+            *arguments,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=contexts,
+            **named,
+        )

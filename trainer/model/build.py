@@ -7,11 +7,21 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import noop_context_fn
 
 from trainer.config.model import ModelSettings
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
-from trainer.model import activations, loading, parallel, pretrained, rope, start_check, vision
+from trainer.model import (
+    activations,
+    loading,
+    parallel,
+    pretrained,
+    rope,
+    router_replay,
+    start_check,
+    vision,
+)
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
 from trainer.model.vision import VisionInputs
@@ -66,6 +76,8 @@ def trained(
     if wanted.lora is not None:
         checked.requires_grad_(False)  # FSDP wants weights that are trained to be of one precision
     start_check.check(checked, wanted.max_model_len)
+    if checked.replay is not None:
+        start_check.check_replay(checked)
     if not mixed and wanted.lora is None:
         return checked
     compute = pretrained.DTYPES[wanted.dtype] if mixed else None
@@ -107,8 +119,10 @@ def _empty(
 
         masters, published = pretrained.DTYPES["float32"], pretrained.DTYPES[wanted.dtype]
         adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
-    policy = Policy(model, wanted.attention, ranks.context_exchange, adapters, vision_inputs)
+    replay = router_replay.RouterReplay(model) if wanted.router_replay else None
+    policy = Policy(model, wanted.attention, ranks.context_exchange, adapters, vision_inputs, replay)
     keep = activations.on_host if wanted.activation_offload else nullcontext
-    activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)
+    contexts = noop_context_fn if replay is None else replay.contexts
+    activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep, contexts)
     ranks.shard(policy, policy.layers, compute, passes=("plain",))
     return policy

@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headgate.routes import ABSENT
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.model import attention, head
 from trainer.model.attention import Exchange
 from trainer.model.forest import Forest
 from trainer.model.parallel import State
+from trainer.model.router_replay import RouterReplay
 from trainer.model.vision import VisionInputs
 
 Attention = Literal["spans", "rows"]
@@ -60,9 +63,10 @@ class Policy(nn.Module):
         exchange: Exchange | None = None,
         adapters: Adapters | None = None,
         vision_inputs: VisionInputs | None = None,
+        replay: RouterReplay | None = None,
     ) -> None:
         """`exchange`: the ranks that share each micro-batch, which requires spans. `vision_inputs`: of a vision model, which
-        requires rows. Raise ConfigError.
+        requires rows. `replay`: of the model's routers. Raise ConfigError.
         """
         super().__init__()
         self.adapters = adapters
@@ -70,6 +74,7 @@ class Policy(nn.Module):
         self.model = model
         self.attention_kind: Attention = attention_kind
         self.vision_inputs = vision_inputs
+        self.replay = replay
         self._head = head.head_of(model)
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._own = model.config._attn_implementation
@@ -113,7 +118,8 @@ class Policy(nn.Module):
         own = len(micro) // self._exchange.size
         start = own * self._exchange.rank
         own_tokens = ((micro.context >= start) & (micro.context < start + own)).nonzero()[:, 0]
-        hidden = self._decode(micro.ids[start : start + own], micro.positions[start : start + own])
+        with self._replaying(micro, start, start + own):
+            hidden = self._decode(micro.ids[start : start + own], micro.positions[start : start + own])
         parts = self._scores(hidden, micro, own_tokens, start, with_entropy, entropy_grad)
         every = (part.new_zeros(len(micro.at)).index_put((own_tokens,), part) for part in parts)
         logprobs, entropy = (self._exchange.total(part) for part in every)
@@ -190,7 +196,8 @@ class Policy(nn.Module):
     def _hidden(self, micro: MicroBatch) -> Tensor:
         """Return the last hidden state of every token, shape (tokens, width)."""
         if self.shares_prefixes:
-            return self._decode(micro.ids, micro.positions)
+            with self._replaying(micro, 0, len(micro)):
+                return self._decode(micro.ids, micro.positions)
         starts = [*(micro.positions == 0).nonzero()[:, 0].tolist(), len(micro)]
         rows = itertools.pairwise(starts)
         found = [self._row(micro, a, b) for a, b in rows]
@@ -201,10 +208,17 @@ class Policy(nn.Module):
     def _row(self, micro: MicroBatch, start: int, stop: int) -> Tensor:
         """Return the last hidden states of one row of a micro-batch."""
         images = [image.hash for image in micro.images if start <= image.offset < stop]
-        if not images:
-            return self._decode(micro.ids[start:stop], micro.positions[start:stop])
-        assert self.vision_inputs is not None
-        return self.vision_inputs.hidden(self.model, micro.ids[start:stop], images)
+        with self._replaying(micro, start, stop):
+            if not images:
+                return self._decode(micro.ids[start:stop], micro.positions[start:stop])
+            assert self.vision_inputs is not None
+            return self.vision_inputs.hidden(self.model, micro.ids[start:stop], images)
+
+    def _replaying(self, micro: MicroBatch, start: int, stop: int) -> AbstractContextManager[None]:
+        """Replay the recorded routes of these tokens in the block, if there are any."""
+        if self.replay is None or micro.routes is None:
+            return nullcontext()
+        return self.replay.using(micro.routes[start:stop])
 
     def _decode(self, ids: Tensor, positions: Tensor) -> Tensor:
         decoder = self.model.get_decoder()
@@ -238,4 +252,5 @@ def _padded(micro: MicroBatch, ranks: int) -> MicroBatch:
         ids=torch.cat([micro.ids, zeros]),
         positions=torch.cat([micro.positions, zeros]),
         ends=torch.cat([micro.ends, ends]),
+        routes=None if micro.routes is None else F.pad(micro.routes, (0, 0, 0, 0, 0, more), value=ABSENT),
     )

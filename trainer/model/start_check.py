@@ -9,9 +9,11 @@ cannot be looked at is refused by name, with `attention = "rows"` as the way out
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from trainer.data.tree import Row, row_of_tokens
 from trainer.errors import ConfigError
 from trainer.model import rope, small_copy
 from trainer.model.policy import Attention, Policy
+from trainer.model.router_replay import refused
 
 TOLERANCE = 1e-3
 """Nats, in float32; an attention or head that is not the model's own is off by far more."""
@@ -156,3 +159,44 @@ def _refused(policy: Policy, why: str, *, works: bool) -> ConfigError:
     return ConfigError(
         f"[model] path: {name} does not work with the trainer's attention and head: {why}; {remedy}"
     )
+
+
+def check_replay(policy: Policy) -> None:
+    """Raise ConfigError unless all experts are given the routes of a short pass. Collective, if the weights are shared."""
+    replay, tokens = policy.replay, 8
+    assert replay is not None
+    layers, top_k, experts = len(replay.shape.layers), replay.shape.top_k, replay.shape.experts
+    # Neighbors, beginning at another expert in each token and layer.
+    first = np.arange(tokens)[:, None, None] + np.arange(layers)[:, None]
+    row = row_of_tokens(range(tokens))
+    routed = replace(row, routes=((first + np.arange(top_k)) % experts).astype(np.int32))
+    found: list[bool] = []
+
+    def look(number: int, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        assert replay.routes is not None
+        found.append(_replays([*arguments, *named.values()], replay.routes[:, number]))
+
+    hooks = [
+        block.get_submodule("experts").register_forward_pre_hook(partial(look, number), with_kwargs=True)
+        for number, block in enumerate(replay.blocks)
+    ]
+    try:
+        policy.logprobs(lay_out([routed], share_prefixes=policy.shares_prefixes))
+    except RuntimeError as error:
+        raise refused(policy.model, _first_line(error)) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(found) != layers or not all(found):
+        raise refused(
+            policy.model, "its router does not compute the weights of experts that it did not choose itself"
+        )
+
+
+def _replays(given: Sequence[Any], routes: Tensor) -> bool:
+    """Return true if experts are given these routes, each with a weight; a padding token has the model's choice."""
+    known = routes >= 0
+    tensors = [each for each in given if isinstance(each, Tensor) and each.shape == routes.shape]
+    chosen = [each[known] for each in tensors if not each.is_floating_point()]
+    weights = [each[known] for each in tensors if each.is_floating_point()]
+    return bool(chosen and weights and (chosen[0] == routes[known]).all() and (weights[0] != 0).all())

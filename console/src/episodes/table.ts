@@ -131,6 +131,7 @@ export const FLAGS: readonly (readonly [bit: number, name: string, words: string
   [1, "constrained", "a grammar, a forced tool, a bias or a penalty shaped the choice"],
   [2, "truncated", "top-p, top-k or min-p cut the distribution"],
   [4, "greedy", "temperature 0: it was not drawn at all"],
+  [8, "unrouted", "the experts behind its prediction were not recorded"],
   [16, "invalid_logprob", "the engine gave no usable log-probability"],
   [32, "unconfirmed", "two versions may have sampled it"],
   [64, "orphaned", "its version is not an ancestor of the newest"],
