@@ -25,6 +25,18 @@ import numpy.typing as npt
 Routes = npt.NDArray[np.int32]
 SHAPE_KEY = "routed_experts_shape"
 ABSENT = -1
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "top_k_experts",
+    "moe_k",
+    "moe_topk",
+)
+_DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+_EVERY = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
+"""The words of the families."""
 _DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2")}
 
 
@@ -94,14 +106,12 @@ def router_shape(config: Mapping[str, Any]) -> RouterShape | None:
     Raise ValueError if it is one, but how many experts a token goes through is not there."""
     text = {**config, **(config.get("text_config") or {})}
     experts = next(
-        (int(n) for key in ("num_experts", "num_local_experts", "n_routed_experts") if (n := text.get(key))),
+        (int(n) for key in _EXPERTS if (n := text.get(key))),
         0,
     )
     if not experts:
         return None
-    top_k = int(
-        text.get("num_experts_per_tok") or text.get("experts_per_token") or text.get("top_k_experts") or 0
-    )
+    top_k = next((int(n) for key in _TOP_K if (n := text.get(key))), 0)
     total = int(text.get("num_hidden_layers") or 0)
     layers = tuple(i for i in range(total) if _has_router(text, i))
     if not (0 < top_k <= experts and layers):
@@ -118,10 +128,11 @@ def _has_router(text: Mapping[str, Any], layer: int) -> bool:
         return bool(kinds[layer] == "sparse")
     if text.get("moe_layers") is not None:
         return layer in text["moe_layers"]
-    if layer in (text.get("mlp_only_layers") or ()) or layer < (text.get("first_k_dense_replace") or 0):
+    dense = max(int(text.get(key) or 0) for key in _DENSE_FIRST)
+    if layer in (text.get("mlp_only_layers") or ()) or layer < dense:
         return False
-    step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
+    step = next((int(n) for key in _EVERY if (n := text.get(key))), 1)
     every = text.get("moe_layer_freq") or 1
     if isinstance(every, list):
         return bool(every[layer])
-    return (layer + 1) % int(step) == 0 and layer % int(every) == 0
+    return (layer + 1) % step == 0 and layer % int(every) == 0

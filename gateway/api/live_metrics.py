@@ -92,6 +92,7 @@ LABELS = {
     "finish": "how a call ended: `stop`, `length`, `tool_calls`, `abandoned`, ...",
     "model": "the names of `[models]`",
     "node": "the nodes' names",
+    "result": "of a token's route: `recorded`, `missing`, `impossible`",
     "role": "a process's: `alone`, `coordinator`, `follower`, `starting`; a node's: `rollout`, `train`, `switching`, `idle`",
     "state": "an engine's or a group's",
     "status": "of HTTP",

@@ -20,7 +20,7 @@ MIXTURE = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}
 @pytest.mark.parametrize(
     ("config", "what"),
     [
-        ({"num_hidden_layers": 2}, "no mixture of experts"),
+        ({"num_hidden_layers": 2}, "not a mixture of experts"),
         ({"num_hidden_layers": 2, "num_experts": 8}, "how many of them a token goes through"),
         ({**MIXTURE, "num_experts": 70_000}, "cannot be packed"),
         ([], "cannot be read"),
