@@ -158,11 +158,14 @@ class Versions(VersionRecords):
             await self._database.submit(lambda c: statements.insert_version(c, {**first, "state": "live"}))
         else:
             self.current = Weights(row["version"], row["path"], row["parent"])
-        if self.current.version or (Path(self.current.path) / MANIFEST).exists():
+        if (Path(self.current.path) / MANIFEST).exists():
             path, rank = Path(self.current.path), self._distribution.max_lora_rank
             self.current = await asyncio.to_thread(known_weights, path, self.current.version, rank)
-        if self._probed and self.current.version:
-            require_probe(self.current)
+            if self._probed and self.current.version:
+                require_probe(self.current)
+        elif self.current.version:
+            # A coordinator on another machine may lack the files; engines that have the version keep it.
+            log.warning("%s is not here: engines are not checked against it", self.current.path)
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
         self.bad_ones = set(await self.bad())

@@ -75,10 +75,11 @@ class ScriptedEngine(FakeEngine):
 async def scripted_gateway(
     model: Path, work: Path, **overrides: Any
 ) -> AsyncIterator[tuple[RunningGateway, ScriptedEngine]]:
-    """Yield a gateway before a scripted engine."""
+    """Yield a gateway before a scripted engine, which computes nothing that a probe could check."""
     engine, port = ScriptedEngine(), free_port()
     external = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
-    values = settings_for(model, work, engine=external, **overrides)
+    update = {"probe": False, **overrides.pop("update", {})}
+    values = settings_for(model, work, engine=external, update=update, **overrides)
     async with serve(create_fake_app(engine), port), run_gateway(values, in_process=False) as gateway:
         backend = gateway.model.renderer.backend
         engine.encode = lambda text: backend.encode(text, add_special_tokens=False).ids
