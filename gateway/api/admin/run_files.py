@@ -38,7 +38,7 @@ async def get_settings(access: Admin) -> dict[str, Any]:
         found = await asyncio.to_thread(files.settings_of, "gateway")
     trained = await asyncio.to_thread(files.settings_of, "trainer")
     both = {"gateway": found, "trainer": trained}
-    none = {"settings": [], "at": None, "path": None}
+    none: dict[str, Any] = {"settings": [], "at": None, "path": None}
     return {
         "programs": [
             {"program": name, **(values or none), "why": why} for name, (values, why) in both.items()
