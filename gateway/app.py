@@ -29,6 +29,7 @@ from gateway.api.admin import (
     history,
     nodes,
     peers,
+    run_files,
     staleness,
     trainer_steps,
     weights,
@@ -124,7 +125,7 @@ def _routes() -> list[BaseRoute]:
         events,
     ):
         routes.include_router(module.router)
-    for module in (images, trainer_steps, history, health, peers, cluster):
+    for module in (images, trainer_steps, run_files, history, health, peers, cluster):
         routes.include_router(module.router)
     return routes.router.routes
 

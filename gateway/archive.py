@@ -32,6 +32,7 @@ from gateway.api.admin import (
     events,
     history,
     nodes,
+    run_files,
     staleness,
     trainer_steps,
     weights,
@@ -127,7 +128,13 @@ def create_archive(run: RecordedRun) -> FastAPI:
 
     for module in (episode_pages, episode_tokens, episodes, batches, staleness, weights, engines, nodes):
         app.include_router(module.router)
-    for module in (events, trainer_steps, history, health):  # whose /readyz is of a gateway, and comes second
+    for module in (
+        events,
+        trainer_steps,
+        run_files,
+        history,
+        health,
+    ):  # whose /readyz is of a gateway, and comes second
         app.include_router(module.router)
     console.install(app)
     errors.install(app)

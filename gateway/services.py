@@ -47,11 +47,12 @@ from gateway.observe.metrics import Metrics
 from gateway.render.renderer import check_model, load_renderer
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.store.database import Database
-from gateway.store.holder import locked
+from gateway.store.holder import folder_of, locked
 from gateway.telemetry.opening import open_tracing
 from gateway.tenancy.limits import Limits
 from gateway.training_feed.ledger import check_settings
 from gateway.trajectories.recorder import Recorder
+from headgate.used_settings import write_used
 from scheduler.program.placement import PlacementSettings
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         lengths = await _lengths(settings, models, database)
         if lengths is not None:
             stack.push_async_callback(lengths.close)
+        await asyncio.to_thread(_write_settings, settings)
         events = EventFeed(database)
         stack.push_async_callback(events.close)
         yield DataPlane(
@@ -141,6 +143,16 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             lengths=lengths,
             tracing=tracing,
         )
+
+
+def _write_settings(settings: Settings) -> None:
+    """Write the settings next to the store, for the console of the recorded run (PostgreSQL has no folder)."""
+    if (folder := folder_of(settings.store.url)) is None:
+        return
+    try:
+        write_used(folder, "gateway", settings)
+    except OSError as error:
+        log.warning("the settings cannot be written for the console of this run: %s", error)
 
 
 async def _models(

@@ -14,6 +14,7 @@ import { loadShell, model, recorded, shell } from "./shell";
 import { EnginesView } from "./views/engines";
 import { EpisodeView } from "./views/episode";
 import { EpisodesView } from "./views/episodes";
+import { FilesView } from "./views/files";
 import { HealthView } from "./views/health";
 import { RunView } from "./views/run";
 import { StalenessView } from "./views/staleness";
@@ -31,6 +32,7 @@ const PLACES: Place[] = [
   { name: "staleness", title: "Staleness", key: "g s", view: StalenessView },
   { name: "engines", title: "Engines", key: "g n", view: EnginesView },
   { name: "health", title: "Health", key: "g h", view: HealthView },
+  { name: "files", title: "Config", key: "g c", view: FilesView },
 ];
 
 const STREAM = {

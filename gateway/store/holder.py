@@ -49,6 +49,12 @@ def holder_of(url: str) -> str:
     return holder(_lock_of(database)) if database else ""
 
 
+def folder_of(url: str) -> Path | None:
+    """Return the folder of a SQLite database; None: it is none."""
+    database = _file_of(url)
+    return Path(database).parent if database else None
+
+
 def _lock_of(database: str) -> Path:
     return Path(f"{database}.lock")
 

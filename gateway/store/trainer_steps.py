@@ -119,3 +119,9 @@ def of_version(connection: Connection, model: str, version: int) -> dict[str, An
     query = select(*_C).where(_C.model == model, _C.version == version).order_by(_C.at.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return dict(row) if row else None
+
+
+def folders(connection: Connection) -> list[str]:
+    """Return the folders of the last updated runs, at most 8, the newest first."""
+    query = select(_C.folder).where(_C.folder != "").group_by(_C.folder)
+    return [*connection.scalars(query.order_by(func.max(_C.at).desc()).limit(8))]

@@ -16,7 +16,7 @@ from headgate.types import Node
 
 FIGURES = ("logprob", "entropy", "advantage", "weight", "mismatch", "clipped")
 _PLACES = ("node", "position", "mask_reason")
-OFF = "the trainer writes figures by token only with [report] tokens_every above 0 in its file"
+OFF = "the trainer writes figures by token for every N-th step ([report] tokens_every, 10 by default), and keeps the newest"
 
 
 def tokens_file(folder: Path, step: int) -> Path:

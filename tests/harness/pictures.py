@@ -56,6 +56,8 @@ def views(trained: str, failed: str) -> dict[str, tuple[str, str]]:
         "staleness": ("staleness", "Staleness"),
         "engines": ("engines", "Engines and nodes"),
         "health": ("health", "Health"),
+        "config": ("files", "Config and logs"),
+        "logs": ("files?view=logs", "Config and logs"),
         "conversation": (f"{of}conversation", trained),
         "template": (f"{of}conversation&text=template", trained),
         "timeline": (f"{of}timeline", trained),

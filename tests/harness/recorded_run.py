@@ -21,10 +21,13 @@ import pyarrow.parquet as pq
 
 from gateway.cli.demo import save_checkpoint
 from headgate.types import Episode, Group, Node
+from headgate.used_settings import write_used
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import LONG_S, until
 from tests.harness.weights import publish
+from trainer.config.settings import Settings
 
+ADMIN_KEY = "a-key-that-no-page-shows"
 STEPS, GROUPS, MEMBERS = 3, 2, 4
 RUN = "demo/trainer"
 CANNOT_START = (
@@ -70,7 +73,24 @@ async def record(folder: Path, steps: int = STEPS) -> Recorded:
         still_open, headers = await gateway.open("task-open", group_id="late", group_size=2)
         await _talk(gateway, headers, 1)
         await until(partial(_all_open, gateway), "it is told that the engine is open")
+    _leave_files(folder, model)
     return Recorded(folder, trained, failed, silent, still_open, evaluated)
+
+
+def _leave_files(folder: Path, model: Path) -> None:
+    """Write what a trainer and a gateway leave in addition: settings and a log."""
+    settings = Settings.parse(
+        {
+            "run": {"dir": str(folder / "trainer"), "steps": 40},
+            "model": {"path": str(model)},
+            "optimizer": {"lr": 2e-6},
+            "algorithm": {"type": "dapo"},
+            "gateway": {"url": "http://127.0.0.1:8000", "admin_key": ADMIN_KEY},
+        }
+    )
+    write_used(folder / "trainer", "trainer", settings)
+    lines = [f"INFO engine demo-0 loads version {n}" for n in range(60)]
+    (folder / "gateway.log").write_text("\n".join([*lines, "WARNING engine demo-0 was slow", ""]))
 
 
 async def _all_open(gateway: RunningGateway) -> bool:

@@ -87,6 +87,19 @@ async def test_the_views_say_what_was_recorded_and_offer_no_action(
         assert await page.get_by_role("button", name="Drain").count() == 0
 
 
+async def test_a_log_is_filtered_and_read_again(browser: Browser, url: str, run: Recorded) -> None:
+    async with tab(browser, url) as shown:
+        page = shown.page
+        await shown.show("files?view=logs", "Config and logs")
+        end = page.get_by_role("region", name="End of the log")
+        await page.get_by_label("Lines with").fill("was slow")
+        await expect(end).to_have_text("WARNING engine demo-0 was slow")
+        with (run.folder / "gateway.log").open("a") as log:
+            log.write("a later line was slow\n")
+        await page.get_by_role("button", name="Refresh").click()
+        await expect(end).to_contain_text("a later line was slow")
+
+
 async def test_the_keyboard_alone_reaches_every_view_and_an_episode(
     browser: Browser, url: str, run: Recorded
 ) -> None:
@@ -98,6 +111,7 @@ async def test_the_keyboard_alone_reaches_every_view_and_an_episode(
             ("g s", "Staleness"),
             ("g n", "Engines and nodes"),
             ("g h", "Health"),
+            ("g c", "Config and logs"),
         ):
             for key in keys.split():
                 await page.keyboard.press(key)

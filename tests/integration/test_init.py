@@ -69,6 +69,10 @@ async def test_its_one_file_passes_the_doctor_serves_evaluates_and_trains(
         changes = [word for change in ("run.steps=1", "run.device=cpu") for word in ("--set", change)]
         output = await command(project, "trainer.cli", "run", "run.toml", *changes)
     (metrics,) = (project / "runs").rglob("metrics.jsonl")
+    assert (metrics.parent / "tokens" / "step-000001.parquet").is_file()
+    used = json.loads((metrics.parent / "trainer-settings.json").read_text())["settings"]
+    (steps,) = (row for row in used if row["name"] == "run.steps")
+    assert (steps["value"], steps["changed"]) == (1, True)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["episodes"] for line in lines if "episodes" in line and "lr" in line] == [64]
     assert "/console" in output

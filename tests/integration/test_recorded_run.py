@@ -18,7 +18,7 @@ from gateway.config.settings import ConfigError
 from headgate.client import GatewayClient
 from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
-from tests.harness.recorded_run import RUN, STEPS, Recorded, figures, figures_of, record
+from tests.harness.recorded_run import ADMIN_KEY, RUN, STEPS, Recorded, figures, figures_of, record
 from tests.harness.waiting import LONG_S
 
 
@@ -139,6 +139,32 @@ async def test_versions_timeline_and_health_come_from_the_store(
     assert judged["unparsed_tool_calls"]["state"] == "ok"
     slowest = (await get(page, "/staleness"))["slowest"]
     assert [group["episodes"] for group in slowest] == [[run.open]]
+
+
+async def test_its_settings_and_logs_are_those_of_its_folders(page: httpx.AsyncClient, run: Recorded) -> None:
+    programs = {one["program"]: one for one in (await get(page, "/settings"))["programs"]}
+    shown = {name: {row["name"]: row for row in one["settings"]} for name, one in programs.items()}
+    assert shown["gateway"]["staleness.batch"] | {"default": 0} == {
+        "name": "staleness.batch", "value": 2, "default": 0, "changed": True
+    }  # fmt: skip
+    assert (shown["trainer"]["run.steps"]["value"], shown["trainer"]["report.tokens_every"]["changed"]) == (
+        40,
+        False,
+    )
+    assert shown["trainer"]["gateway.admin_key"]["value"] == "***"
+    for path in run.folder.rglob("*-settings.json"):
+        assert ADMIN_KEY not in path.read_text()
+    listed = await get(page, "/logs")
+    names = {Path(log["path"]).name: log for log in listed["logs"]}
+    assert [*names] == ["gateway.log"]
+    assert [one["program"] for one in listed["missing"]] == ["trainer", "engine"]
+    log = names["gateway.log"]["path"]
+    end = await get(page, "/logs/tail", log=log, limit=1024)
+    assert end["text"].endswith("WARNING engine demo-0 was slow\n")
+    assert (len(end["text"]) <= 1024, end["text"].startswith("INFO")) == (True, True)
+    for other in (run.folder / "gateway.db", run.folder / "model/../gateway.log", "/etc/passwd"):
+        answer = await page.get("/logs/tail", params={"log": str(other)})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_log")
 
 
 async def test_its_page_is_ready(page: httpx.AsyncClient) -> None:

@@ -34,7 +34,7 @@ from trainer.config.settings import Settings
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
 
-KNOWN = ("checkpoints", "metrics.jsonl", "run.lock", "samples", "weights")
+KNOWN = ("checkpoints", "metrics.jsonl", "run.lock", "samples", "tokens", "trainer-settings.json", "weights")
 QUICK = ("published", "checkpoint aside", "weights aside", "some groups accumulated")
 """The points of `make test`; `make test-all` has all, with both transports."""
 ANYWHERE_S = 0.4

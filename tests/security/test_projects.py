@@ -36,6 +36,7 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/runs": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/steps": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/evaluations": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/logs/tail": [{"params": {"log": "{model}"}}],
     "GET /admin/v1/versions": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/timeline": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/health": [{"params": {"model": "{model}"}}],
@@ -68,7 +69,7 @@ HIDDEN: dict[str, list[Request]] = {
     "POST /admin/v1/episodes/{episode_id}/restart": [{}],
 }
 """Requests that name something; those that destroy it come last."""
-ROOTS = ("GET /admin/v1/cluster", "GET /admin/v1/nodes")
+ROOTS = ("GET /admin/v1/cluster", "GET /admin/v1/nodes", "GET /admin/v1/settings", "GET /admin/v1/logs")
 """Routes that do not exist for a project's key."""
 NODES = {
     "POST /admin/v1/nodes": {"json": {"name": "n", "tags": ["train"]}},

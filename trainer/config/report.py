@@ -23,5 +23,7 @@ class ReportSettings(Section):
     """The run's name in trackers and in the console; that of `[run] dir` if absent."""
     samples_every: int = Field(10, ge=0, le=1_000_000)
     """Steps from one sample of a batch's episodes (text) to the next, beginning with the first step; 0: none."""
-    tokens_every: int = Field(0, ge=0, le=1_000_000)
+    tokens_every: int = Field(10, ge=0, le=1_000_000)
     """Steps from one table of per-token figures (Parquet) to the next, beginning with the first step; 0: none."""
+    tokens_mib: int = Field(1024, ge=1, le=2**30)
+    """MiB that the tables of a run may have: the oldest are deleted, and the newest is always kept."""

@@ -75,7 +75,7 @@ class RolloutSettings(Section):
 
     agent: Agent | None = None
     """`module:function` or `file.py:function`, see `headgate.client`."""
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = Field((), repr=False)
     """Instead of an agent: a program and its arguments, which run once per episode, such as `["python", "agent.py"]`."""
     reward: Literal["agent", "exit-code", "grader"] = "agent"
     """The reward of `command`: the last line that it prints (`agent`), its exit status where it prints no number (`exit-code`:

@@ -13,6 +13,7 @@ from functools import partial
 
 from headgate.client import GatewayClient
 from headgate.processes.slow import reported
+from headgate.used_settings import write_used
 from trainer import rank_rpc
 from trainer.algorithms import create, learns_from_equal
 from trainer.config.settings import Settings
@@ -78,6 +79,7 @@ async def _run_rank_zero(settings: Settings, trainer: RankTrainer, from_older: b
         metrics = stack.enter_context(
             Metrics(settings.run.dir, settings.run.steps, agents=log, trackers=Trackers(settings))
         )
+        write_used(settings.run.dir, "trainer", settings)
         weights = sum(weight.numel() for weight in trainer.policy.model.parameters())
         warnings = (
             warn_single_episode_groups(settings),

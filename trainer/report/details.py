@@ -8,7 +8,7 @@ from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.data.details import DetailChoice
 from trainer.report import samples, tokens
-from trainer.report.files import samples_file, tokens_file
+from trainer.report.files import delete_oldest, samples_file, tokens_file
 from trainer.report.samples import Decode
 
 _SAMPLED_EPISODES = 4
@@ -36,7 +36,9 @@ class Details:
             samples.write(samples_file(directory, step), found)
         if details.choice.tokens:
             metadata = {"step": step, "buffer": batch.version, "version": batch.version + 1}
-            tokens.write(tokens_file(directory, step), tokens.token_table(details), metadata)
+            path = tokens_file(directory, step)
+            tokens.write(path, tokens.token_table(details), metadata)
+            delete_oldest(path, self._settings.report.tokens_mib * 2**20)
 
     @cached_property
     def _decode(self) -> Decode:

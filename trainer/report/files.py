@@ -17,6 +17,18 @@ def tokens_file(directory: Path, step: int) -> Path:
     return directory / "tokens" / f"step-{step:06d}.parquet"
 
 
+def delete_oldest(newest: Path, limit_bytes: int) -> None:
+    """Delete the oldest files of the kind and folder of `newest` until the rest has at most `limit_bytes`. Keep `newest`."""
+    files = [path for path in newest.parent.glob(f"step-*{newest.suffix}") if path != newest]
+    files.sort(key=lambda path: path.stat().st_mtime_ns)
+    total = sum(path.stat().st_size for path in (*files, newest))
+    for path in files:
+        if total <= limit_bytes:
+            return
+        total -= path.stat().st_size
+        path.unlink()
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path to write to; the file appears as `path` at the end of the block, and not if the block fails."""

@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import os
 import queue
-import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headgate.used_settings import without_secrets
 from trainer.config.settings import TrainingSettings
 from trainer.report.files import samples_file
 from trainer.report.samples import episodes_of, read
@@ -29,7 +29,6 @@ FINISH_S = 30.0
 """Seconds that the end of a run waits for all trackers; the next start sends the rest."""
 _NOT_FIGURES = frozenset({"time", "version", "buffer"})
 _THREAD = "tracker "
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s'\"]+@")
 Notify = Callable[[str], None]
 
 
@@ -238,14 +237,3 @@ def samples_of_line(directory: Path, record: dict[str, Any]) -> list[dict[str, A
         return []
     path = samples_file(directory, int(record["step"]))
     return read(path) if path.exists() else []
-
-
-def without_secrets(value: Any) -> Any:
-    """Return a JSON value with `***` instead of users and passwords in URLs, at any depth."""
-    if isinstance(value, str):
-        return _USER_OF_URL.sub("***@", value)
-    if isinstance(value, Mapping):
-        return {key: without_secrets(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [*map(without_secrets, value)]
-    return value

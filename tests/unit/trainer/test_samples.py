@@ -100,7 +100,7 @@ async def test_a_run_writes_samples_that_the_command_line_prints(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=3)
-    report = settings.report.model_copy(update={"samples_every": 2})
+    report = settings.report.model_copy(update={"samples_every": 2, "tokens_every": 0})
     settings = settings.model_copy(update={"report": report})
     async with episodes(gateway), loop_of(gateway, settings) as loop, within("the trainer is through"):
         await loop.train()

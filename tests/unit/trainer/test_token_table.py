@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,8 @@ from trainer.data.details import DetailChoice
 from trainer.model import pretrained
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.report.files import atomic_file
+from trainer.report.details import Details
+from trainer.report.files import atomic_file, delete_oldest
 from trainer.report.tokens import token_table, write
 
 CAP, LOW, HIGH, BOUNDS, TEMPERATURE = 1.5, 0.2, 0.28, (0.5, 1.9), 0.7
@@ -285,3 +287,22 @@ def test_a_table_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         write(path, pa.table({"token": [1]}), metadata)
     assert json.loads(pq.read_schema(path).metadata[b"headgate"]) == {"step": 2}
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_by_default_one_step_in_ten_has_a_table(exact_model: Path, tmp_path: Path) -> None:
+    details = Details(offline_settings(exact_model, tmp_path))
+    assert [step for step in range(1, 31) if details.choice_of(step).tokens] == [1, 11, 21]
+
+
+def test_the_oldest_tables_are_deleted_beyond_the_limit_and_the_newest_is_kept(tmp_path: Path) -> None:
+    # A run that goes back to a checkpoint writes step 2 after step 3.
+    paths = [tmp_path / f"step-{step:06d}.parquet" for step in (1, 3, 2)]
+    for age, path in enumerate(paths):
+        path.write_bytes(bytes(100))
+        os.utime(path, (age, age))
+    other = tmp_path / "notes.txt"
+    other.write_bytes(bytes(1000))
+    delete_oldest(paths[2], 200)
+    assert {*tmp_path.iterdir()} == {*paths[1:], other}
+    delete_oldest(paths[2], 50)
+    assert {*tmp_path.iterdir()} == {paths[2], other}
