@@ -214,7 +214,7 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     await until(lambda: loading.paused, "an engine is in the middle of its update")
     cluster.members.append(first)
     stopping = asyncio.create_task(cluster.stop(first), name="stopping")
-    await until(lambda: hub._leaving, "its links have ended")
+    await until(lambda: hub._closing, "its links have ended")
     loading.set_faults({"hold_load": False})
     await result_of(crossing.wait(), "the hub was requested to report the swap", LIMIT_S)
     async with httpx.AsyncClient(timeout=LIMIT_S) as http:
