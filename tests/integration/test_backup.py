@@ -25,7 +25,7 @@ async def test_a_restored_backup_is_trained_on(
 ) -> None:
     name, restored = postgres.new_database(), postgres.new_database()
     folder, backup = tmp_path / "run", tmp_path / "backup"
-    overrides = {"staleness": {"batch": 1, "eta": 1, "min_members": 1}}
+    overrides = {"staleness": {"batch": 1, "eta": 1, "min_members": 1}, "update": {"probe": False}}
     before = settings_for(tiny_model, tmp_path, store={"url": postgres.url(name)}, **overrides)
     async with run_gateway(before) as gateway:
         async with episodes(gateway), loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop:

@@ -14,7 +14,8 @@ from headgate.processes.ports import free_port
 from tests.harness.scheduler_process import UP_S, RunningCluster
 from tests.harness.waiting import until
 
-CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
+ROOT = Path(__file__).parents[2]
+CLUSTERS = ROOT / "examples" / "clusters"
 NAMES = ["mixed", *(pytest.param(name, marks=pytest.mark.long) for name in ("colocated", "disaggregated"))]
 
 
@@ -31,7 +32,7 @@ async def test_an_example_makes_three_updates_and_ends(
     shutil.copytree(tiny_model, "runs/cluster/model")
     argv = [sys.executable, "-m", "scheduler.cli", "run", f"examples/clusters/{name}.toml"]
     async with httpx.AsyncClient(timeout=60.0) as http:
-        environment = {"CLUSTER_TEST_FOLDER": str(tmp_path)}
+        environment = {"CLUSTER_TEST_FOLDER": str(tmp_path), "PYTHONPATH": str(ROOT)}
         process = await LocalProcess.start("scheduler run", argv, tmp_path / "run.log", environment)
         cluster = RunningCluster(process, f"http://127.0.0.1:{port}", tmp_path)
 
