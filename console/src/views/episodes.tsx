@@ -18,7 +18,7 @@ import { Empty, Failure, Loading } from "../parts/notice";
 import { VirtualList } from "../parts/virtual-list";
 import { go, route, setQuery } from "../router";
 
-const ROW = 50;
+const ROW = 70;
 
 export function EpisodesView() {
   const filters = filtersOf(route.value.query);
