@@ -57,7 +57,7 @@ class Session:
         return self._opened.request(method, url, allow_redirects=False, **options)
 
     async def status_of(self, url: str, timeout_s: float = 5.0) -> int | None:
-        """Return the status of a GET, or None if there is no answer."""
+        """Return the status of a GET, or None without an answer."""
         try:
             async with self.request("GET", url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as answer:
                 return answer.status

@@ -40,7 +40,7 @@ def write_used(folder: Path, program: str, settings: BaseModel) -> None:
 def used_settings(settings: BaseModel) -> list[dict[str, Any]]:
     """Return a row for each setting: `name` (`table.key`), `value`, `default` and `changed`, in the order of the tables.
 
-    `changed` is true if the value is not the default, or if there is no default.
+    `changed` is true if the value is not the default, or if the setting has none.
     """
     return [*_rows(settings, None, "")]
 

@@ -13,22 +13,18 @@ from bench.vllm_cpu import VLLM_CPU
 def engine_on(python: Path, folder: Path, gpus: Sequence[Gpu]) -> dict[str, Any]:
     """Return the table `[engine]` with vLLM on the second GPU, or on a part of the only one; the trainer is on the first."""
     args = [] if len(gpus) > 1 else ["--gpu-memory-utilization", "0.35"]
-    return {
-        "launch": "vllm",
-        "python": str(python.absolute()),
-        "args": args,
-        "env": {VISIBLE: gpus[:2][-1].uuid},
-        "log": str(folder / "engine.log"),
-        "start_s": 900.0,
-    }
+    return _vllm(python, folder) | {"args": args, "env": {VISIBLE: gpus[:2][-1].uuid}}
 
 
 def dry_engine(python: Path, folder: Path) -> dict[str, Any]:
     """Return the table `[engine]` with vLLM's CPU build."""
+    return _vllm(python, folder) | VLLM_CPU
+
+
+def _vllm(python: Path, folder: Path) -> dict[str, Any]:
     return {
         "launch": "vllm",
         "python": str(python.absolute()),
-        **VLLM_CPU,
         "log": str(folder / "engine.log"),
         "start_s": 900.0,
     }

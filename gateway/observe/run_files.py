@@ -90,7 +90,7 @@ class RunFiles:
 
 
 def missing_logs(logs: Sequence[Log], files: RunFiles) -> list[dict[str, str]]:
-    """Return the programs of which there is no log, each with what would make one."""
+    """Return the programs without a log, each with what would make one."""
     folder = files.folders[0] if files.folders else Path("FOLDER")
     trainers = folder / "trainer.log"
     why = {

@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from bench.gpu.checks.place import Figures, Place, require
+from bench.gpu.machine import VISIBLE
 from gateway.config import EngineSettings, ModelSettings
 from gateway.engines.base import Engine, Level
 from gateway.engines.process import EngineProcess
@@ -33,11 +34,12 @@ async def _measure(place: Place) -> Figures:
     try:
         if not await process.engine.frees_memory():
             return {"skipped": "vLLM has no sleep mode here"}
-        figures: Figures = {"awake_gib": _used_gib()}
+        gpu = settings.env[VISIBLE]
+        figures: Figures = {"awake_gib": _used_gib(gpu)}
         ids = list(range(1, 33))
         before = await process.engine.score(ids)
         for level in _LEVELS:
-            figures[f"level{level}"] = await _cycle(process.engine, level, str(model))
+            figures[f"level{level}"] = await _cycle(process.engine, level, str(model), gpu)
         gap = max(abs(a - b) for a, b in zip(before, await process.engine.score(ids), strict=True))
         figures["gap_after"] = gap
     finally:
@@ -47,10 +49,10 @@ async def _measure(place: Place) -> Figures:
     return require(kept < _KEPT_GIB, f"{kept:.1f} GiB stay in use while it sleeps", figures)
 
 
-async def _cycle(engine: Engine, level: Level, model: str) -> dict[str, Any]:
+async def _cycle(engine: Engine, level: Level, model: str, gpu: str) -> dict[str, Any]:
     await engine.pause()
     asleep_s = await _seconds(engine.sleep(level))
-    used = _used_gib()
+    used = _used_gib(gpu)
     wake_s = await _seconds(engine.wake()) + await _seconds(engine.load(model))
     await engine.resume()
     return {"sleep_s": asleep_s, "wake_s": wake_s, "asleep_gib": used}
@@ -62,8 +64,8 @@ async def _seconds(act: Awaitable[None]) -> float:
     return time.perf_counter() - began
 
 
-def _used_gib() -> float:
-    """Return the GiB in use on the first GPU, by the driver."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+def _used_gib(gpu: str) -> float:
+    """Return the GiB in use on the engine's GPU, by the driver."""
+    command = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(output.splitlines()[0]) / 1024
