@@ -12,11 +12,11 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import httpx
-
 from headgate.client import GatewayClient
+from headgate.http import responds
 from headgate.processes.child import LocalProcess
 from headgate.processes.ports import free_port
 
@@ -136,16 +136,13 @@ class Run:
         """Start the engines concurrently, since a start takes long."""
         opened: list[LocalProcess] = []
         try:
-            async with httpx.AsyncClient(timeout=5.0) as http:
-                for node, port in self.engines.items():
-                    given = ["engine", "--config", config, "--port", str(port)]
-                    argv = ["taskset", "-c", at[node], sys.executable, "-m", "gateway.cli", *given]
-                    opened.append(
-                        await LocalProcess.start(f"engine {node}", argv, self._log(f"engine-{node}"))
-                    )
-                for process, port in zip(opened, self.engines.values(), strict=True):
-                    health = f"http://127.0.0.1:{port}/health"
-                    await process.ready(lambda health=health: _answers(http, health), START_S)  # type: ignore[misc]
+            for node, port in self.engines.items():
+                given = ["engine", "--config", config, "--port", str(port)]
+                argv = ["taskset", "-c", at[node], sys.executable, "-m", "gateway.cli", *given]
+                opened.append(await LocalProcess.start(f"engine {node}", argv, self._log(f"engine-{node}")))
+            for process, port in zip(opened, self.engines.values(), strict=True):
+                health = f"http://127.0.0.1:{port}/health"
+                await process.ready(partial(responds, health), START_S)
             yield
         finally:
             for process in opened:
@@ -196,10 +193,3 @@ probe = false
 
 """
 """A fake engine does not compute from the weights, so none of a trainer's versions would pass a probe."""
-
-
-async def _answers(http: httpx.AsyncClient, url: str) -> bool:
-    try:
-        return (await http.get(url)).status_code == 200
-    except httpx.TransportError:
-        return False
