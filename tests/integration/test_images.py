@@ -54,10 +54,10 @@ async def nodes_of(gateway: RunningGateway, episode: str) -> list[Node]:
 
 
 async def sampled_after(gateway: RunningGateway, content: list[dict[str, Any]]) -> list[int]:
-    """The tokens of a greedy reply in an episode of its own."""
+    """The tokens of a reply of six in an episode of its own: a fake reply may end at its first token, under each image."""
     episode, headers = await gateway.open("greedy")
     answer = await gateway.chat(
-        headers, messages=[{"role": "user", "content": content}], max_tokens=6, seed=1
+        headers, messages=[{"role": "user", "content": content}], max_tokens=6, min_tokens=6, seed=1
     )
     assert answer.status_code == 200, answer.text
     return (await nodes_of(gateway, episode))[-1].ids.tolist()
