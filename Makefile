@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
 # What keeps to the words of docs/guide/glossary.md; the rest follows, folder by folder.
-WORDED := headgate gateway scheduler migrations bench console/src deploy examples lab recipes reference tests/faults trainer .github README.md CHANGELOG.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md $(addprefix docs/topics/,$(addsuffix .md,control rewards security)),$(wildcard docs/*.md $(addsuffix /*.md,docs/guide docs/guide/agents docs/topics docs/decisions)))
+WORDED := headgate gateway scheduler migrations bench console/src deploy examples lab recipes reference tests/faults trainer .github README.md CHANGELOG.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md,$(wildcard docs/*.md $(addsuffix /*.md,docs/guide docs/guide/agents docs/topics docs/decisions)))
 PIP := -m pip install -qq --disable-pip-version-check
 MERMAID := 11.17.2
 DRAWER := .cache/mermaid-$(MERMAID).min.js
