@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.engines import process
-from gateway.engines.fake import identity, next_token
 from headgate.processes.child import LocalProcess
 from tests.harness.agents import finished, start_agents, start_held
 from tests.harness.barrier import arrived, hold_after, release, share
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for, slots, two_engines
-from tests.harness.records import STOP_TOKENS, check_everything, check_sampled_by_the_fake, nodes_of, path_to
+from tests.harness.records import check_everything, check_sampled_by_the_fake, lasting, nodes_of
 from tests.harness.waiting import turns, until
 
 SEED = 7
@@ -216,11 +215,11 @@ async def test_a_moved_call_samples_the_same(tiny_model: Path, tmp_path: Path, s
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         episode, headers = await gateway.open(mode="eval")
         await hold_after(gateway, 3)
+        question = lasting(gateway.settings.model, renderer=gateway.model.renderer)
         task = asyncio.create_task(
-            gateway.chat(headers, max_tokens=120, stream=stream, messages=long_question(gateway, 110)),
-            name="call",
+            gateway.chat(headers, max_tokens=120, stream=stream, messages=question), name="call"
         )
-        for tokens in (16, 5, 33, 20):
+        for tokens in (16, 5, 20, 12):
             call = await call_of(gateway, episode)
             (other,) = [slot for slot in slots(gateway) if slot.name != call["engine"]]
             await hold_after(gateway, tokens, other)
@@ -259,35 +258,13 @@ async def test_a_waiting_call_can_be_sent_to_an_engine(tiny_model: Path, tmp_pat
         first.confirm(0)
 
 
-def long_question(gateway: RunningGateway, count: int, seed: int | None = None) -> list[dict[str, Any]]:
-    """Return messages whose reply, with this seed, has at least `count` tokens; the fake engine uses the length of the prompt."""
-    model = gateway.settings.model.path
-    assert model is not None
-    for i in range(1, 1500):
-        messages = [{"role": "user", "content": "x" * i}]
-        prompt = gateway.model.renderer.render(messages, [])
-        if not set(sampled_after(prompt, model, count, seed)) & set(STOP_TOKENS):
-            return messages
-    raise AssertionError("no such question")
-
-
 async def seeded(gateway: RunningGateway, **body: Any) -> tuple[str, asyncio.Task[Any]]:
     """An episode with a seeded call that stops after 20 tokens."""
     await hold_after(gateway, 20)
     episode, headers = await gateway.open(mode="eval")
-    question = long_question(gateway, 80, SEED)
+    question = lasting(gateway.settings.model, SEED, gateway.model.renderer)
     request = gateway.chat(headers, seed=SEED, max_tokens=200, messages=question, **body)
     return episode, asyncio.create_task(request, name="seeded")
-
-
-def sampled_after(prompt: list[int], model: Path, count: int, seed: int | None) -> list[int]:
-    """Return the tokens that an undisturbed engine samples."""
-    context, sampled, weights = list(prompt), [], identity(str(model.resolve()))
-    for _ in range(count):
-        token, _ = next_token(weights, context, seed, STOP_TOKENS)
-        context.append(token)
-        sampled.append(token)
-    return sampled
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -328,8 +305,7 @@ async def test_a_seeded_call_whose_engine_dies_is_sampled_again_from_its_start(
         answer = await task
         assert answer.status_code == 200
         nodes = await nodes_of(gateway, episode)
-        turn = nodes[-1]
-        assert turn["ids"] == sampled_after(path_to(nodes, turn), tiny_model, len(turn["ids"]), SEED)
+        check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()}, seed=SEED)
         assert len(nodes) == 2, "what was sampled before the death is nowhere"
 
 
@@ -403,7 +379,7 @@ async def test_calls_that_have_begun_are_never_refused_for_the_length_of_the_que
     async with run_gateway(values, in_process=False) as gateway:
         await gateway.fake("faults", hold_after=2, hold_load=True)
         _, headers = await gateway.open(mode="eval")
-        question = long_question(gateway, 60)
+        question = lasting(gateway.settings.model, renderer=gateway.model.renderer)
         calls = [
             asyncio.create_task(
                 gateway.chat(headers, max_tokens=65, stream=True, messages=question), name="c"
