@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from gateway.config.settings import Settings
 from gateway.engines.fake import create_fake_app
 from headgate.processes.ports import free_port
 from tests.harness import forks
+from tests.harness.forked_programs import forked
 from tests.harness.gateways import serve
 from tests.harness.killed_runs import ScoringEngine
 
@@ -44,9 +46,10 @@ def init(*options: str, answers: str = "") -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["init", *options], input=answers)
 
 
-async def command(work: Path, module: str, *argv: str) -> str:
+async def command(work: Path, environ: dict[str, str], module: str, *argv: str) -> str:
     """Run a program in a project's folder, as a person there would, and return its output."""
-    status, output = await asyncio.to_thread(forks.command, module, *argv, folder=work)
+    running = partial(forks.command, module, *argv, folder=work, environ=environ)
+    status, output = await asyncio.to_thread(running)
     assert status == 0, output
     return output
 
@@ -56,18 +59,17 @@ async def test_its_one_file_passes_the_doctor_serves_evaluates_and_trains(
 ) -> None:
     engine, port = ScoringEngine(str(tiny_model)), free_port()
     (project / "mine.py").write_text(AGENT)
-    async with serve(create_fake_app(engine), port):
-        where = ["--engine-url", f"http://127.0.0.1:{port}"]
-        output = await command(
-            project, "gateway.cli", "init", "--model", str(tiny_model), "--agent", "mine:solve", *where
-        )
+    async with serve(create_fake_app(engine), port), forked(project / "forks") as environ:
+        run = partial(command, project, environ)
+        where = ["--model", str(tiny_model), "--engine-url", f"http://127.0.0.1:{port}"]
+        output = await run("gateway.cli", "init", "--agent", "mine:solve", *where)
         assert "1 call of the agent, reward 0." in output
         assert output.splitlines()[-1] == "next:    trainer run run.toml"
         file = project / "run.toml"
         file.write_text(file.read_text().replace("port = 8000", f"port = {free_port()}"))
-        assert "0 problems, 0 warnings" in await command(project, "gateway.cli", "doctor", "run.toml")
+        assert "0 problems, 0 warnings" in await run("gateway.cli", "doctor", "run.toml")
         changes = [word for change in ("run.steps=1", "run.device=cpu") for word in ("--set", change)]
-        output = await command(project, "trainer.cli", "run", "run.toml", *changes)
+        output = await run("trainer.cli", "run", "run.toml", *changes)
     (metrics,) = (project / "runs").rglob("metrics.jsonl")
     assert (metrics.parent / "tokens" / "step-000001.parquet").is_file()
     used = json.loads((metrics.parent / "trainer-settings.json").read_text())["settings"]
