@@ -273,7 +273,7 @@ async def test_a_call_with_a_seed_is_sampled_again_from_its_start(world: World) 
     assert await world.check_one_turn(second, seed=3) == (again.id, again.marks)
 
 
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("seed", [None, pytest.param(3, marks=pytest.mark.long)])
 async def test_a_retry_joins_its_call_in_a_process_that_is_alive(world: World, seed: int | None) -> None:
     second, first = world.members
     world.body = world.question(seed=seed)
@@ -286,6 +286,7 @@ async def test_a_retry_joins_its_call_in_a_process_that_is_alive(world: World, s
     assert len(world.requests()) == 1
 
 
+@pytest.mark.long  # it sleeps; tests/unit/gateway/bus/test_handover.py has the same on a clock of its own
 async def test_a_process_that_slept_too_long_gives_no_second_reply(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:
