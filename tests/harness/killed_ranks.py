@@ -43,7 +43,7 @@ def arm() -> None:
         return
     folder, rank = Path(os.environ[_FOLDER]), int(os.environ["RANK"])
     with folder.joinpath(f"lives-{rank}").open("a") as file:
-        life = file.tell()
+        life = file.tell()  # codespell:ignore tell
         file.write("x")
     victims = json.loads(folder.joinpath("plan.json").read_text())
     if life >= len(victims) or victims[life][0] != rank:

@@ -1,4 +1,4 @@
-"""Builds images with buildah, over a base made of Debian packages: no Docker engine and no image registry is asked.
+"""Builds images with buildah, over a base made of Debian packages: without a Docker engine or an image registry.
 
 Owns a storage of its own below a folder. Needs root, `buildah` and `debootstrap`. Containers have buildah's chroot isolation,
 which shares the host's network.
@@ -19,7 +19,7 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 class NotPossible(Exception):
-    """This machine cannot build images; the message says what is missing."""
+    """This machine cannot build images; the message has what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

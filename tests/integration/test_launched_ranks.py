@@ -31,7 +31,7 @@ from trainer.config.settings import Settings
 
 LIMIT_S = 600.0
 FIRST: tuple[Victim, ...] = ((0, "some groups accumulated"), (1, "writing shards"), (0, "publishing"))
-SECOND: tuple[Victim, ...] = ((1, "gradient whole"), (0, "checkpoint set aside"), (1, "gathered"))
+SECOND: tuple[Victim, ...] = ((1, "gradient whole"), (0, "checkpoint not renamed"), (1, "gathered"))
 """In a step, at the checkpoint and at publishing: between them, either rank at each. Each life costs two imports of torch."""
 
 pytestmark = [pytest.mark.long, pytest.mark.parametrize("victims", [FIRST, SECOND])]

@@ -36,7 +36,7 @@ from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
 
 KNOWN = ("checkpoints", "metrics.jsonl", "run.lock", "samples", "tokens", "trainer-settings.json", "weights")
-QUICK = ("checkpoint set aside", "some groups accumulated")
+QUICK = ("checkpoint not renamed", "some groups accumulated")
 """The points of `make test`; `make test-all` has all, with both transports."""
 ANYWHERE_S = 0.4
 LIMIT_S = 600.0
@@ -277,7 +277,7 @@ VICTIMS = (
     (1, "gradient whole"),
     (0, "stepped"),
     (1, "writing shards"),
-    (0, "checkpoint set aside"),
+    (0, "checkpoint not renamed"),
     (1, "gathered"),
     (0, "published"),
 )
