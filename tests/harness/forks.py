@@ -173,7 +173,7 @@ def _command(
 
 
 def keep_what_is_loaded() -> None:
-    """Spares what this process was forked with: the garbage collector would go through it, and copy its memory by that."""
+    """Exempt what this process was forked with from garbage collection, which would copy its memory."""
     gc.freeze()
 
 

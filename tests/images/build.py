@@ -38,7 +38,7 @@ class Builder:
             raise NotPossible("debootstrap and buildah's chroot isolation need root")
 
     def base(self, name: str) -> None:
-        """Makes an image named as the one that a Dockerfile builds on, with Debian's Python under both its names."""
+        """Make an image named as the one that a Dockerfile builds on, with Debian's Python under both its names."""
         tree = self.folder / "base"
         if not (tree / "usr" / "bin" / "python").exists():
             shutil.rmtree(tree, ignore_errors=True)
@@ -55,7 +55,7 @@ class Builder:
         self._buildah("rm", container)
 
     def build(self, dockerfile: str, name: str) -> None:
-        """Builds a Dockerfile of the project, whose base is there already."""
+        """Build a Dockerfile of the project, whose base exists already."""
         self._buildah(
             "bud", "--pull-never", "--network", "host", "--quiet", "--file", dockerfile, "--tag", name, "."
         )

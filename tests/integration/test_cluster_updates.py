@@ -59,7 +59,7 @@ def release(cluster: Cluster) -> None:
 
 
 class Agent:
-    """Streams one reply after the other, each from the next member, until `done` is set."""
+    """Stream one reply after the other, each from the next member, until `done` is set."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
