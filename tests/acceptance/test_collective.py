@@ -12,7 +12,10 @@ from tests.harness.programs import sender_of
 from tests.harness.vllm import vllm_settings
 from tests.harness.weights import publish_pieces
 
-pytestmark = pytest.mark.vllm
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.vllm,
+]  # it starts vLLM twice; the fake engine shows the same in seconds
 
 NOISE = 2e-3
 

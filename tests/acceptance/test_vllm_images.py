@@ -29,6 +29,8 @@ from trainer.loop.training_loop import TrainingLoop
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock, Metrics
 
+pytestmark = pytest.mark.vllm
+
 STUB = Path(__file__).parents[1] / "harness" / "torchvision_stub"
 LIMITS = ["--limit-mm-per-prompt", '{"image": 8, "video": 0}']
 TOLERANCE = 1e-3
@@ -146,7 +148,10 @@ async def play(gateway: RunningGateway, name: str) -> None:
         await gateway.admin.reward(episode, reward)
 
 
-@pytest.mark.parametrize("how", ["full", "adapters", "with its vision tower"])
+@pytest.mark.parametrize(
+    "how",
+    [*(pytest.param(how, marks=pytest.mark.long) for how in ("full", "adapters")), "with its vision tower"],
+)
 async def test_trainer_and_engine_agree_on_images_after_each_update(
     engine: SharedEngine, model: Path, tmp_path: Path, how: str
 ) -> None:

@@ -162,7 +162,7 @@ def of_library(name: str) -> ChatRenderer:
 
 
 def save(family: Family, directory: Path) -> None:
-    """Writes a tokenizer with the family's template."""
+    """Write a tokenizer with the family's template."""
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 

@@ -86,7 +86,7 @@ class Tab:
         self._refusals = statuses
 
     async def show(self, place: str, heading: str) -> None:
-        """Goes to a view, and waits until its heading is there."""
+        """Go to a view, and wait for its heading."""
         await self.page.goto(f"{self._url}/console/#/{place}")
         await expect(self.page.get_by_role("heading", level=1, name=heading)).to_be_attached()
 

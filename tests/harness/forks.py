@@ -58,7 +58,7 @@ def fork(work: Callable[..., None], *arguments: Any, log: Path | None = None) ->
 def _work(work: Callable[..., None], arguments: tuple[Any, ...], log: Path | None) -> None:
     keep_what_is_loaded()
     if log is not None:
-        say_to(log)
+        log_to(log)
     work(*arguments)
 
 
@@ -173,11 +173,11 @@ def _command(
 
 
 def keep_what_is_loaded() -> None:
-    """Spares what this process was forked with: the garbage collector would go through it, and copy its memory by that."""
+    """Exempt what this process was forked with from garbage collection, which would copy its memory."""
     gc.freeze()
 
 
-def say_to(log: Path) -> None:
+def log_to(log: Path) -> None:
     """Append this process's output to a file from now on."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)

@@ -64,7 +64,7 @@ class RunningGateway:
         await self.model.ledger.apply(Publish(version))
 
     async def fake(self, path: str, slot: Any = None, **values: Any) -> dict[str, Any]:
-        """Asks a fake engine (the first, if no slot is named) something of its own: `faults` or `state`."""
+        """Request `faults` or `state` of a fake engine: of the first, if no slot is named."""
         answer = await self.http.post(f"{(slot or self.slot).url}/fake/{path}", json=values)
         answer.raise_for_status()
         return answer.json()

@@ -88,18 +88,8 @@ def behave(episode: Episode) -> Any:
 def gated(episode: Episode) -> float:
     """Record the call, and wait for the file `gate`, if one is named."""
     given = episode["metadata"]
-    with Path(given["asked"]).open("a") as file:
+    with Path(given["begun"]).open("a") as file:
         file.write(json.dumps(episode) + "\n")
     while "gate" in given and not Path(given["gate"]).exists():
         time.sleep(0.01)
     return given.get("value", 1.0)
-
-
-def fails_at_first(episode: Episode) -> float:
-    """Raise as often as the metadata has `failures`; the tries are lines of a file."""
-    given = episode["metadata"]
-    with Path(given["asked"]).open("a") as file:
-        file.write("x\n")
-    if len(Path(given["asked"]).read_text().split()) <= given["failures"]:
-        raise RuntimeError("not yet")
-    return 1.0

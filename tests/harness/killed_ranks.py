@@ -1,7 +1,7 @@
 """Ranks that a launcher starts, and that kill themselves with SIGKILL at the point of a plan.
 
 The launcher's command stays what a user would give. Every Python process that inherits the environment of `planned` imports a
-`sitecustomize`, which arms those that are ranks; with that of `forked_programs.forking(arm)` too, the forked ones are armed.
+`sitecustomize`, which arms those that are ranks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import tests
 from tests.harness import trainer_process
-from tests.harness.forked_programs import left_to_forks
 from tests.harness.trainer_process import POINTS, RANKS
 
 _FOLDER = "HEADGATE_TEST_KILLED_RANKS"
@@ -22,12 +22,13 @@ Victim = tuple[int, str]
 
 
 def planned(folder: Path, victims: Sequence[Victim]) -> dict[str, str]:
-    """Write a plan; the environment under which ranks heed it."""
-    environ = left_to_forks(folder)
-    with folder.joinpath("sitecustomize.py").open("a") as file:
-        file.write("from tests.harness import killed_ranks\n\nkilled_ranks.arm()\n")
+    """Write a plan, and return the environment under which ranks follow it."""
+    folder.mkdir()
+    folder.joinpath("sitecustomize.py").write_text(
+        "from tests.harness import killed_ranks\n\nkilled_ranks.arm()\n"
+    )
     folder.joinpath("plan.json").write_text(json.dumps(victims))
-    return {**environ, _FOLDER: str(folder)}
+    return {"PYTHONPATH": f"{folder}:{Path(tests.__file__).parents[1]}", _FOLDER: str(folder)}
 
 
 def happened(folder: Path) -> list[Victim]:
@@ -42,7 +43,7 @@ def arm() -> None:
         return
     folder, rank = Path(os.environ[_FOLDER]), int(os.environ["RANK"])
     with folder.joinpath(f"lives-{rank}").open("a") as file:
-        life = file.tell()
+        life = file.tell()  # codespell:ignore tell
         file.write("x")
     victims = json.loads(folder.joinpath("plan.json").read_text())
     if life >= len(victims) or victims[life][0] != rank:

@@ -66,7 +66,7 @@ class ScoringEngine(FakeEngine):
 
 
 def note_manifest(weights: Path, noted: dict[str, str]) -> None:
-    """Remembers what a number names, and fails if it named something else before."""
+    """Note the manifest of a version, and fail if the version had another one before."""
     if not (weights / "manifest.json").exists():
         return
     manifest = (weights / "manifest.json").read_text()

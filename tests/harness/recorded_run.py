@@ -72,7 +72,7 @@ async def record(folder: Path, steps: int = STEPS) -> Recorded:
         await gateway.admin.reward(evaluated, 1.0)
         still_open, headers = await gateway.open("task-open", group_id="late", group_size=2)
         await _talk(gateway, headers, 1)
-        await until(partial(_all_open, gateway), "it is told that the engine is open")
+        await until(partial(_all_open, gateway), "the timeline shows that the engine is open")
     _leave_files(folder, model)
     return Recorded(folder, trained, failed, silent, still_open, evaluated)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.fake import identity, next_token
+from gateway.engines.fake import next_token
 from gateway.render.renderer import ChatRenderer
 from tests.harness.gateways import RunningGateway
+from tests.harness.weights import identity_of
 
 STOP_TOKENS = [256, 258]
 """The special tokens that the gateway sends for the tiny tokenizer, in its order."""
@@ -55,18 +56,21 @@ def check_sampled_by_the_fake(
     `unsure`: of a token that is recorded with several versions, one of them has it. `endless`: the engine had this fault.
     """
     context, stop = path_to(nodes, turn), [] if endless else STOP_TOKENS
+    identities = {version: identity_of(path) for version, path in weights.items()}
     intervals = intervals_of(turn)
     assert unsure or all(oldest == newest for oldest, newest in intervals)
     for token, logprob, (oldest, newest) in zip(turn["ids"], turn["logprobs"], intervals, strict=True):
-        known = [version for version in weights if oldest <= version <= newest]
-        expected = [next_token(identity(str(weights[v])), context, seed, stop) for v in known]
+        known = [found for version, found in identities.items() if oldest <= version <= newest]
+        expected = [next_token(found, context, seed, stop) for found in known]
         assert (token, pytest.approx(logprob, abs=1e-5)) in [(pair[0], pair[1]) for pair in expected]
         context.append(token)
 
 
-def lasting(model: Any, seed: int | None = None) -> list[dict[str, str]]:
+def lasting(
+    model: Any, seed: int | None = None, renderer: ChatRenderer | None = None
+) -> list[dict[str, str]]:
     """Return a question to which the fake engine's reply has 60 to 120 tokens; the weights' path decides which."""
-    renderer, weights = ChatRenderer.load(model), identity(str(model.path.resolve()))
+    renderer, weights = renderer or ChatRenderer.load(model), identity_of(model.path.resolve())
     for number in range(1, 400):
         messages = [{"role": "user", "content": "why" * number}]
         context = renderer.render(messages, [])
@@ -82,7 +86,7 @@ def lasting(model: Any, seed: int | None = None) -> list[dict[str, str]]:
 async def check_everything(
     gateway: RunningGateway, versions: dict[int, Path], agents: list[Any], *, endless: bool = False
 ) -> int:
-    """Nothing is lost, doubled or mislabelled; answers how often a turn went on under another version."""
+    """Check that nothing is lost, doubled or mislabeled; return how often a turn went on under another version."""
     crossed = 0
     for episode, counts in agents:
         nodes = await nodes_of(gateway, episode)

@@ -8,28 +8,19 @@ from typing import Any
 import httpx
 
 from gateway.api.v1.generation import WHOLE_INTERVAL
-from gateway.engines.fake import identity, next_token
+from tests.harness import records
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway
-from tests.harness.records import STOP_TOKENS, nodes_of
+from tests.harness.records import nodes_of
 from tests.harness.waiting import until
 
 RETRY = {"x-stainless-retry-count": "1"}
 
 
 def lasting(gateway: RunningGateway, seed: int | None = None) -> dict[str, Any]:
-    """Return a request whose reply takes 40 to 80 tokens: the fake engine is a function, so that can be known."""
-    weights = identity(str(gateway.settings.model.path.resolve()))
-    for number in range(1, 200):
-        message = {"role": "user", "content": "why" * number}
-        context = gateway.model.renderer.render([message], [])
-        length = 0
-        while length <= 80 and context[-1] not in STOP_TOKENS[:1] * bool(length):
-            context.append(next_token(weights, context, seed, STOP_TOKENS)[0])
-            length += 1
-        if 40 <= length <= 80:
-            return {"model": "m", "messages": [message], "seed": seed}
-    raise AssertionError("no such question")
+    """Return a request whose reply takes 60 to 120 tokens."""
+    messages = records.lasting(gateway.settings.model, seed, gateway.model.renderer)
+    return {"model": "m", "messages": messages, "seed": seed}
 
 
 async def turns_of(gateway: RunningGateway, episode: str) -> list[dict[str, Any]]:

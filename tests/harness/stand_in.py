@@ -16,7 +16,7 @@ ADDRESS = "TESTS_FORKS"
 """The variable that names the socket of the test, which forks. Engines see it too, as they see none that is headgate's own."""
 FORKED = (
     *("gateway.cli", "gateway.engines.fake", "scheduler.cli", "trainer.cli", "bench.gpu.alone"),
-    *("trainer.evaluation.child", "tests.harness.killed_runs", "tests.gpu.rank"),
+    *("trainer.evaluation.child", "tests.gpu.rank"),
 )
 
 

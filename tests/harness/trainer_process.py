@@ -42,12 +42,14 @@ POINTS = {
     "some groups accumulated": Point("trainer.rank_trainer:RankTrainer", "add_groups", "after"),
     "gradient whole": Point("trainer.rank_trainer:RankTrainer", "step", "before"),
     "stepped": Point("trainer.rank_trainer:RankTrainer", "step", "after"),
-    "checkpoint aside": Point("trainer.state.directory:AtomicDirectory", "__exit__", "before", "checkpoints"),
+    "checkpoint not renamed": Point(
+        "trainer.state.directory:AtomicDirectory", "__exit__", "before", "checkpoints"
+    ),
     "checkpoint written": Point(
         "trainer.state.directory:AtomicDirectory", "__exit__", "after", "checkpoints"
     ),
     "checkpoint half removed": Point("headgate.weights.folders:shutil", "rmtree", "before", "checkpoints"),
-    "weights aside": Point("trainer.state.directory:AtomicDirectory", "__exit__", "before", "weights"),
+    "weights not renamed": Point("trainer.state.directory:AtomicDirectory", "__exit__", "before", "weights"),
     "weights written": Point("trainer.state.directory:AtomicDirectory", "__exit__", "after", "weights"),
     "weights half removed": Point("headgate.weights.folders:shutil", "rmtree", "before", "weights"),
     "publishing": Point("headgate.client:GatewayClient", "publish", "underway"),

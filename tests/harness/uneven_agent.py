@@ -12,13 +12,13 @@ _answers = Counter[str]()
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """Asks the demo's question; the reward is that of its number."""
+    """Send the demo's question; the reward is that of its number."""
     await agent.solve(task, base_url, api_key)
     return _next(task)
 
 
 async def solve_of_lending(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """Asks the lending example's question; the reward is that of its number."""
+    """Send the lending example's question; the reward is that of its number."""
     await lending_agent.solve(task, base_url, api_key)
     return _next(task)
 

@@ -17,7 +17,7 @@ LONG_S = 300.0
 
 @asynccontextmanager
 async def within(what: str, timeout_s: float = LONG_S) -> AsyncIterator[None]:
-    """Fails with `what`, which is to happen in the block, if the block takes longer."""
+    """Fail with `what`, which is to happen in the block, if the block takes longer."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
             yield
@@ -28,7 +28,7 @@ async def within(what: str, timeout_s: float = LONG_S) -> AsyncIterator[None]:
 
 
 async def result_of(work: Awaitable[T], what: str, timeout_s: float = LONG_S) -> T:
-    """Return the result of `work`; fails with `what` if it does not end in time."""
+    """Return the result of `work`; fail with `what` if it does not end in time."""
     async with within(what, timeout_s):
         return await work
 

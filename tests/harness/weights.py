@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import shutil
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,17 @@ def fake_weights(directory: Path, content: str) -> Path:
     return directory
 
 
+def identity_of(weights: Path | str) -> str:
+    """Return the fake engine's identity of weights, for which it reads the whole file: here once for each state of the file."""
+    changed = [file.stat().st_mtime_ns for file in Path(weights).glob("*.safetensors")]
+    return _identity(str(weights), max(changed, default=0))
+
+
+@cache
+def _identity(weights: str, _changed_ns: int) -> str:
+    return identity(weights)
+
+
 RANK = 4
 
 
@@ -120,8 +132,8 @@ def probe_of(new: Path, parent: Path) -> dict[str, Any]:
     """Return a probe with the fake engine's log-probabilities under both weights."""
 
     def scores(weights: Path) -> list[float]:
-        pairs = pairwise(SEQUENCE)
-        return [token_logprob(identity(str(weights)), previous, token) for previous, token in pairs]
+        known, pairs = identity_of(weights), pairwise(SEQUENCE)
+        return [token_logprob(known, previous, token) for previous, token in pairs]
 
     return {"sequences": [SEQUENCE], "new_logprobs": [scores(new)], "parent_logprobs": [scores(parent)]}
 

@@ -52,7 +52,7 @@ def main(
     rows = [[name, str(value)] for name, value in report.items() if not isinstance(value, dict)]
     show("The image of the gateway, without Docker", ("figure", "value"), rows)
     finish({**report, "machine": machine()}, out)
-    raise typer.Exit(int(report["answers"] != report["asked"]))
+    raise typer.Exit(int(report["answers"] != report["requests"]))
 
 
 async def _check(builder: Builder) -> dict[str, Any]:
@@ -76,7 +76,7 @@ async def _check(builder: Builder) -> dict[str, Any]:
                 first = await stack.serve_and_ask("a gateway that is killed", steps, kill=True)
                 second = await stack.serve_and_ask("another one on the same database", steps)
     return {
-        "user": stack.user, "build_s": round(built_s, 1), "asked": 2, "answers": sum(map(bool, (first, second))),
+        "user": stack.user, "build_s": round(built_s, 1), "requests": 2, "answers": sum(map(bool, (first, second))),
         "episodes_kept": stack.episodes,
     }  # fmt: skip
 
@@ -118,7 +118,7 @@ class Stack:
             await process.stop(10)
 
     async def serve_and_ask(self, name: str, steps: Steps, kill: bool = False) -> str:
-        """Starts a gateway, has an agent ask it, and ends it; returns what the agent was told."""
+        """Start a gateway, let an agent send a request, and end it; return the reply."""
         steps.begin(name)
         command = [
             part.replace("$$", "$").replace("$(hostname):8001", f"127.0.0.1:{self._cluster_port}")
@@ -136,7 +136,7 @@ class Stack:
             await self._ready(process, self._port, "/readyz")
             return await self._ask()
         finally:
-            await process.stop(0 if kill else 60)  # 0: SIGKILL at once
+            await process.stop(0 if kill else 60)  # 0: SIGKILL immediately
 
     async def _ask(self) -> str:
         url = f"http://127.0.0.1:{self._port}"

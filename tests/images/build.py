@@ -1,4 +1,4 @@
-"""Builds images with buildah, over a base made of Debian packages: no Docker engine and no image registry is asked.
+"""Builds images with buildah, over a base made of Debian packages: without a Docker engine or an image registry.
 
 Owns a storage of its own below a folder. Needs root, `buildah` and `debootstrap`. Containers have buildah's chroot isolation,
 which shares the host's network.
@@ -19,7 +19,7 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 class NotPossible(Exception):
-    """This machine cannot build images; the message says what is missing."""
+    """This machine cannot build images; the message has what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Builder:
             raise NotPossible("debootstrap and buildah's chroot isolation need root")
 
     def base(self, name: str) -> None:
-        """Makes an image named as the one that a Dockerfile builds on, with Debian's Python under both its names."""
+        """Make an image named as the one that a Dockerfile builds on, with Debian's Python under both its names."""
         tree = self.folder / "base"
         if not (tree / "usr" / "bin" / "python").exists():
             shutil.rmtree(tree, ignore_errors=True)
@@ -55,7 +55,7 @@ class Builder:
         self._buildah("rm", container)
 
     def build(self, dockerfile: str, name: str) -> None:
-        """Builds a Dockerfile of the project, whose base is there already."""
+        """Build a Dockerfile of the project, whose base exists already."""
         self._buildah(
             "bud", "--pull-never", "--network", "host", "--quiet", "--file", dockerfile, "--tag", name, "."
         )

@@ -32,10 +32,10 @@ async def relayed(
         yield gateway, there
 
 
-@pytest.fixture
-def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
-    """The weights of versions 0 to 4, of which no two sample alike."""
-    return unlike(tmp_path, tiny_model)
+@pytest.fixture(scope="session")
+def versions(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[int, Path]:
+    """The weights of versions 0 to 4, of which no two sample alike; no test changes them."""
+    return unlike(tmp_path_factory.mktemp("versions"), tiny_model)
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ async def cluster(
 
 
 class Agent:
-    """Asks one thing after another, hangs up now and then, and comes back until it has each answer."""
+    """Send one request after another, disconnect now and then, and retry until each has its reply."""
 
     def __init__(self, cluster: Cluster, key: str, number: int, dice: random.Random) -> None:
         self.finished: list[Answer] = []
@@ -158,7 +158,7 @@ async def test_nothing_is_lost_or_doubled_with_the_bus(
 
 
 class Gate:
-    """Holds a member's writes of one kind back until it is opened."""
+    """Hold a member's writes of one kind back until it is opened."""
 
     def __init__(self, database: Any, kind: str) -> None:
         self.held = asyncio.Event()

@@ -149,16 +149,3 @@ async def test_they_are_of_recorded_calls_of_open_episodes(gateway: RunningGatew
             path, content=body.encode(), headers={"content-type": "application/json"}
         )
         assert answer.status_code == 400
-
-
-async def test_they_outlive_a_restart(tiny_model: Path, tmp_path: Path) -> None:
-    values = settings_for(tiny_model, tmp_path, staleness={"batch": 1, "min_members": 1})
-    async with run_gateway(values) as gateway:
-        episode, headers = await gateway.open("task")
-        first, second = await called(gateway, headers, 2)
-        await gateway.admin.call_reward(episode, first, 1.0)
-        await gateway.admin.call_reward(episode, second, 0.5)
-    async with run_gateway(values) as gateway:
-        await gateway.admin.call_reward(episode, second, 0.25)
-        await gateway.admin.reward(episode, 4.0)
-        assert (await gateway.admin.episode(episode))["reward"] == 5.25

@@ -16,10 +16,10 @@ from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = ROOT / "examples" / "clusters"
-NAMES = ["mixed", *(pytest.param(name, marks=pytest.mark.long) for name in ("colocated", "disaggregated"))]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mixed", "colocated", "disaggregated"])
 async def test_an_example_makes_three_updates_and_ends(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

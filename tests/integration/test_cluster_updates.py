@@ -22,6 +22,7 @@ from tests.harness.servers import PostgresServer
 from tests.harness.waiting import result_of, until
 
 PINNED = {"presence_penalty": 0.5}
+AGENTS = 10
 MODES = pytest.mark.parametrize(
     "cluster", ["abort", pytest.param("keep", marks=pytest.mark.long)], indirect=True
 )
@@ -58,7 +59,7 @@ def release(cluster: Cluster) -> None:
 
 
 class Agent:
-    """Streams one reply after the other, each from the next member, until `done` is set."""
+    """Stream one reply after the other, each from the next member, until `done` is set."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
@@ -124,21 +125,23 @@ async def test_streams_of_every_process_cross_updates_under_their_true_versions(
     cluster: Cluster, versions: dict[int, Path]
 ) -> None:
     done = asyncio.Event()
-    agents = [Agent(cluster, i) for i in range(18)]
+    agents = [Agent(cluster, i) for i in range(AGENTS)]
     tasks = [asyncio.create_task(agent.run(done), name=f"agent-{agent.number}") for agent in agents]
     async with cluster.admin(cluster.followers[0]) as admin:
         for version in (1, 2, 3):
             hold_after(cluster, 2 * version)
-            await arrived(cluster, 18)
+            await arrived(cluster, AGENTS)
             record = await admin.publish(version, str(versions[version]), wait_s=600)
             assert record["state"] == "live", record
             assert all(report["failure"] == "" for report in record["report"]), record
-            assert sum(report["streams"] for report in record["report"]) >= 18, "more if some moved between"
+            assert sum(report["streams"] for report in record["report"]) >= AGENTS, (
+                "more if some moved between"
+            )
         done.set()
         release(cluster)
         await asyncio.gather(*tasks)
         assert not any(agent.lost for agent in agents)
-        assert await check(admin, agents, versions) == 54, "each in each update"
+        assert await check(admin, agents, versions) == 3 * AGENTS, "each in each update"
     assert [engine.label for engine in cluster.engines] == ["3", "3"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -80,20 +79,6 @@ async def test_a_conversation_that_goes_on_extends_the_recorded_tokens(
         recorded = path_to(nodes, nodes[before]) + nodes[before]["ids"]
         assert path_to(nodes, nodes[after])[: len(recorded)] == recorded
     assert [call["prompt_tokens"] for call in calls] == [len(path_to(nodes, nodes[i])) for i in (1, 3, 5)]
-    await check_all(gateway, nodes)
-
-
-async def test_parallel_calls_of_one_episode_are_branches_of_one_tree(gateway: RunningGateway) -> None:
-    async with client_of(gateway, mode="eval") as (client, episode):
-        questions = [[{"role": "user", "content": f"question {i}"}] for i in range(8)]
-        await asyncio.gather(*[ask(client, question, stream=False) for question in questions])
-    nodes = await nodes_of(gateway, episode)
-    turns = [node for node in nodes if node["sampled"]]
-    assert len(turns) == 8
-    prompts = {tuple(path_to(nodes, turn)) for turn in turns}
-    assert prompts == {tuple(gateway.model.renderer.render(question, [])) for question in questions}
-    distinct = {prompt[:k] for prompt in prompts for k in range(1, len(prompt) + 1)}
-    assert sum(len(node["ids"]) for node in nodes if not node["sampled"]) == len(distinct)
     await check_all(gateway, nodes)
 
 

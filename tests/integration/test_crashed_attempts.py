@@ -22,7 +22,7 @@ from tests.harness.waiting import result_of
 
 
 class Crashing:
-    """Asks twice in each attempt, has rewards posted on its calls, and crashes in the first attempt with a call underway."""
+    """Make two calls in each attempt, post rewards on them, and crash in the first attempt while another call runs."""
 
     def __init__(self, gateway: RunningGateway) -> None:
         self.gateway = gateway
@@ -45,7 +45,7 @@ class Crashing:
         return 1.0
 
     async def crash(self, headers: dict[str, str]) -> None:
-        """Leaves a call behind that still runs, out of the driver's reach."""
+        """Leave a call behind that still runs, out of the driver's reach."""
         await hold_after(self.gateway, 20)  # more than the other calls sample
         work = send(self.gateway, headers, lasting(self.gateway))
         self.left = asyncio.create_task(work, context=contextvars.Context())

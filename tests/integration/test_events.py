@@ -100,18 +100,6 @@ async def test_engines_make_events_when_they_open_and_are_removed(gateway: Runni
     assert seen[-1]["data"] == {"engine": "extra"}
 
 
-async def test_a_choice_is_kept(gateway: RunningGateway) -> None:
-    one, other = await train_once(gateway, "g1"), await train_once(gateway, "g2")
-    kinds = ["episode.closed", "batch"]
-    assert of(await stored(gateway.admin, kinds=kinds), "episode", "batch") == [
-        "episode.closed", "batch.leased", "batch.acked",
-    ] * 2  # fmt: skip
-    assert {event["episode"] for event in await stored(gateway.admin, episode=one)} == {one}
-    assert {event.get("episode", other) for event in await stored(gateway.admin, group="g2")} == {other}
-    of_model = await stored(gateway.admin, model="demo", kinds=["episode"])
-    assert of_model == await stored(gateway.admin, kinds=["episode"]) != []
-
-
 async def test_a_browser_goes_on_after_the_last_id_over_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     values = settings_for(tiny_model, tmp_path, staleness=STALENESS)
     async with run_gateway(values) as gateway:
@@ -131,23 +119,6 @@ async def test_a_browser_goes_on_after_the_last_id_over_a_restart(tiny_model: Pa
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: ")]
     later = [json.loads(line) for line in lines]
     assert later[: len(everything) - len(before) // 2 - 1] == [e for e in everything if e["id"] > middle]
-
-
-async def test_a_watcher_is_let_go_when_the_gateway_ends(tiny_model: Path, tmp_path: Path) -> None:
-    async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
-        stream = gateway.admin.events(after=0)
-        seen: list[dict[str, Any]] = []
-
-        async def watch() -> None:
-            seen.extend([event async for event in stream])
-
-        watching = asyncio.create_task(watch())
-        await until(lambda: gateway.services.events.watchers == 1, "the stream is open")
-        await gateway.services.events.close()
-        await result_of(watching, "the stream ends")
-        assert stream.last == (seen[-1]["id"] if seen else 0)
-        with pytest.raises(GatewayRefused, match="being stopped"):
-            await stored(gateway.admin)
 
 
 async def test_projects_receive_only_their_own_events(tiny_model: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from bench.targets import ChatKind, ChatTarget, GatewayTarget, Prompts
 from headgate.processes.ports import free_port
 
 ROUNDS = 3
-WARM_UP = 100
+WARM_UP = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ async def cost_s(target: ChatTarget, child: Child, load: Load) -> float:
 
 
 # Measured: 1.6 to 2.1, and 1.9 to 2.1; next to eight busy loops and a disk writer on two cores 1.6 to 2.1, and 2.4 to 3.0.
-LOADS = {"plain": Load(Shape(8, 8, False), 300, 3.1), "streamed": Load(Shape(8, 64, True), 100, 3.7)}
+LOADS = {"plain": Load(Shape(8, 8, False), 150, 3.1), "streamed": Load(Shape(8, 64, True), 50, 3.7)}
 
 
 async def test_the_cost_of_a_request_is_bounded_by_that_of_a_pass_through(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def values(model: Path, work: Path, graders: dict[str, Any], **overrides: Any) -
 
 def gates(work: Path, name: str = "") -> tuple[dict[str, str], Path, Path]:
     """The metadata of an episode that a gated grader waits with; the file that it writes then, and the file that it waits for."""
-    begun, gate = work / f"asked{name}", work / f"gate{name}"
-    return {"asked": str(begun), "gate": str(gate)}, begun, gate
+    begun, gate = work / f"begun{name}", work / f"gate{name}"
+    return {"begun": str(begun), "gate": str(gate)}, begun, gate
 
 
 async def refused(work: Any, code: str) -> str:
@@ -212,21 +212,6 @@ async def test_a_call_that_runs_when_its_episode_is_closed_is_stopped(
         assert (await gateway.admin.close_episode(episode, wait_s=LONG_S))["reason"] == "rewarded"
 
 
-async def test_graders_are_tried_again(tiny_model: Path, tmp_path: Path, judge: Judge) -> None:
-    begun = tmp_path / "asked"
-    graders = {
-        "judge": {"url": judge.url, "retries": 3},
-        "slow": {"function": "tests.harness.graders:fails_at_first", "retries": 2},
-    }
-    judge.answers.extend([(500, "boom"), (429, ""), (200, "no json")])
-    async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
-        episode, _ = await gateway.begin("task", metadata={"asked": str(begun), "failures": 2})
-        fate = await gateway.admin.close_episode(episode, wait_s=LONG_S)
-        assert (fate["reason"], fate["reward"]) == ("rewarded", 2.0)
-        assert len(judge.requests) == 4
-        assert len(begun.read_text().split()) == 3
-
-
 @pytest.mark.parametrize("mode", ["train", "eval"])
 async def test_an_episode_that_cannot_be_graded_is_dropped_and_its_slot_is_free(
     tiny_model: Path, tmp_path: Path, judge: Judge, mode: Any
@@ -307,7 +292,7 @@ async def test_an_episode_that_is_not_needed_any_more_is_aborted_while_it_is_gra
         fate = await waiting
         assert (fate["state"], fate["reason"], fate["reward"]) == ("closed", "surplus", None)
         assert await fed(gateway) == {fast: 1.0}
-        other, _ = await gateway.begin("other", mode="eval", metadata={"asked": str(begun)})
+        other, _ = await gateway.begin("other", mode="eval", metadata={"begun": str(begun)})
         fate = await gateway.admin.close_episode(other, wait_s=LONG_S)
         assert fate["reason"] == "rewarded", "the only worker does not wait for an episode that is not needed"
         assert not gate.exists()

@@ -21,7 +21,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.config.settings import Settings
-from gateway.engines.fake import FakeEngine, create_fake_app, identity, next_token
+from gateway.engines.fake import FakeEngine, create_fake_app, next_token
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
 from gateway.generation.call_log import TOKEN_BYTES
@@ -37,6 +37,7 @@ from tests.harness.records import STOP_TOKENS, lasting
 from tests.harness.retries import RETRY
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
 from tests.harness.waiting import until
+from tests.harness.weights import identity_of
 
 LIMIT_S = 300.0
 HELD_AT = 40
@@ -136,7 +137,7 @@ class World:
         assert [sampled[m] for m in marks] == turn["ids"]
         assert marks == sorted(set(marks)), "once each, and in order"
         context = ChatRenderer.load(self.settings.model).render(self.body["messages"], [])
-        weights = identity(str(self.settings.model.path.resolve()))
+        weights = identity_of(self.settings.model.path.resolve())
         for token in turn["ids"]:
             assert token == next_token(weights, context, seed, STOP_TOKENS)[0], (
                 "sampled after just this context"
@@ -272,7 +273,7 @@ async def test_a_call_with_a_seed_is_sampled_again_from_its_start(world: World) 
     assert await world.check_one_turn(second, seed=3) == (again.id, again.marks)
 
 
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("seed", [None, pytest.param(3, marks=pytest.mark.long)])
 async def test_a_retry_joins_its_call_in_a_process_that_is_alive(world: World, seed: int | None) -> None:
     second, first = world.members
     world.body = world.question(seed=seed)
@@ -285,6 +286,7 @@ async def test_a_retry_joins_its_call_in_a_process_that_is_alive(world: World, s
     assert len(world.requests()) == 1
 
 
+@pytest.mark.long  # it sleeps; tests/unit/gateway/bus/test_handover.py has the same on a clock of its own
 async def test_a_process_that_slept_too_long_gives_no_second_reply(
     postgres: PostgresServer, redis: RedisServer, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import shutil
 import tomllib
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from gateway.config.settings import Settings
 from gateway.engines.fake import create_fake_app
 from headgate.processes.ports import free_port
 from tests.harness import forks
+from tests.harness.forked_programs import forked
 from tests.harness.gateways import serve
 from tests.harness.killed_runs import ScoringEngine
 
@@ -40,34 +43,46 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def init(*options: str, answers: str = "") -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["init", *options], input=answers)
+@pytest.fixture
+async def environ(project: Path) -> AsyncIterator[dict[str, str]]:
+    """The environment in which the programs that a command starts are forked."""
+    async with forked(project / "forks") as found:
+        yield found
 
 
-async def command(work: Path, module: str, *argv: str) -> str:
+def init(*options: str, answers: str = "", environ: Mapping[str, str] | None = None) -> Result:
+    return CliRunner(env={"COLUMNS": "200", **(environ or {})}).invoke(app, ["init", *options], input=answers)
+
+
+async def tried(environ: dict[str, str], *options: str) -> Result:
+    """Run `gateway init` with its trial, for which it starts a gateway."""
+    return await asyncio.to_thread(partial(init, *options, environ=environ))
+
+
+async def command(work: Path, environ: dict[str, str], module: str, *argv: str) -> str:
     """Run a program in a project's folder, as a person there would, and return its output."""
-    status, output = await asyncio.to_thread(forks.command, module, *argv, folder=work)
+    running = partial(forks.command, module, *argv, folder=work, environ=environ)
+    status, output = await asyncio.to_thread(running)
     assert status == 0, output
     return output
 
 
 async def test_its_one_file_passes_the_doctor_serves_evaluates_and_trains(
-    tiny_model: Path, project: Path
+    tiny_model: Path, project: Path, environ: dict[str, str]
 ) -> None:
     engine, port = ScoringEngine(str(tiny_model)), free_port()
     (project / "mine.py").write_text(AGENT)
     async with serve(create_fake_app(engine), port):
-        where = ["--engine-url", f"http://127.0.0.1:{port}"]
-        output = await command(
-            project, "gateway.cli", "init", "--model", str(tiny_model), "--agent", "mine:solve", *where
-        )
+        run = partial(command, project, environ)
+        where = ["--model", str(tiny_model), "--engine-url", f"http://127.0.0.1:{port}"]
+        output = await run("gateway.cli", "init", "--agent", "mine:solve", *where)
         assert "1 call of the agent, reward 0." in output
         assert output.splitlines()[-1] == "next:    trainer run run.toml"
         file = project / "run.toml"
         file.write_text(file.read_text().replace("port = 8000", f"port = {free_port()}"))
-        assert "0 problems, 0 warnings" in await command(project, "gateway.cli", "doctor", "run.toml")
+        assert "0 problems, 0 warnings" in await run("gateway.cli", "doctor", "run.toml")
         changes = [word for change in ("run.steps=1", "run.device=cpu") for word in ("--set", change)]
-        output = await command(project, "trainer.cli", "run", "run.toml", *changes)
+        output = await run("trainer.cli", "run", "run.toml", *changes)
     (metrics,) = (project / "runs").rglob("metrics.jsonl")
     assert (metrics.parent / "tokens" / "step-000001.parquet").is_file()
     used = json.loads((metrics.parent / "trainer-settings.json").read_text())["settings"]
@@ -85,27 +100,27 @@ async def test_its_one_file_passes_the_doctor_serves_evaluates_and_trains(
         ("import os; os.environ['MY_TOKEN']", "ended with 1: KeyError: 'MY_TOKEN'"),
     ],
 )
-def test_a_mistake_of_the_agent_is_reported_before_anything_is_trained(
-    tiny_model: Path, project: Path, program: str, problem: str
+async def test_a_mistake_of_the_agent_is_reported_before_anything_is_trained(
+    tiny_model: Path, project: Path, environ: dict[str, str], program: str, problem: str
 ) -> None:
     (project / "agent.py").write_text(program)
-    done = init("--model", str(tiny_model), "--agent", "python agent.py")
+    done = await tried(environ, "--model", str(tiny_model), "--agent", "python agent.py")
     assert done.exit_code == 1, done.output
     assert "fix the agent first: " in done.output and problem in done.output
     assert (project / "run.toml").exists(), "the file does not depend on the agent's mistake"
 
 
-def test_an_environment_of_others_takes_the_place_of_agent_tasks_and_reward(
-    tiny_model: Path, project: Path
+async def test_an_environment_of_others_takes_the_place_of_agent_tasks_and_reward(
+    tiny_model: Path, project: Path, environ: dict[str, str]
 ) -> None:
     options = ["--model", str(tiny_model), "--env", "fake:a"]
-    done = init(*options, "--env-args", '{"size": 100}')
+    done = await tried(environ, *options, "--env-args", '{"size": 100}')
     assert done.exit_code == 0, done.output
     assert "1 call of the agent, reward 0" in done.output
     rollout = tomllib.loads((project / "run.toml").read_text())["rollout"]
     assert (rollout["env"], rollout["env_args"], "tasks" in rollout) == ("fake:a", {"size": 100}, False)
     assert not (project / "tasks.jsonl").exists()
-    done = init(*options, "--force", "--env-args", '{"fails": 1}')
+    done = await tried(environ, *options, "--force", "--env-args", '{"fails": 1}')
     assert (done.exit_code, "the fake tool server is down" in done.output) == (1, True), done.output
 
 

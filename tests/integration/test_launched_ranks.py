@@ -1,4 +1,8 @@
-"""torchrun and `scheduler run` start two ranks again whichever is killed, and the run learns what an uninterrupted one learns."""
+"""torchrun and `scheduler run` start two ranks again whichever is killed, and the run learns what an uninterrupted one learns.
+
+All programs are started as they are for a user. `make test` has both halves: `scheduler run` restarts ranks that do nothing
+(test_scheduler_run.py), and killed ranks learn what an uninterrupted run learns (test_trainer_killed.py).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,7 @@ import torch
 from headgate.client import GatewayClient, GatewayUnreachable
 from headgate.processes.child import LocalProcess
 from headgate.processes.ports import free_port
-from tests.harness.forked_programs import forking
-from tests.harness.killed_ranks import Victim, arm, happened, planned
+from tests.harness.killed_ranks import Victim, happened, planned
 from tests.harness.killed_runs import TRAINER, straight_on_two, world
 from tests.harness.ranks import on_ranks
 from tests.harness.scheduler_process import KEY, RunningCluster, run_cluster
@@ -28,11 +31,10 @@ from trainer.config.settings import Settings
 
 LIMIT_S = 600.0
 FIRST: tuple[Victim, ...] = ((0, "some groups accumulated"), (1, "writing shards"), (0, "publishing"))
-SECOND: tuple[Victim, ...] = ((1, "gradient whole"), (0, "checkpoint aside"), (1, "gathered"))
+SECOND: tuple[Victim, ...] = ((1, "gradient whole"), (0, "checkpoint not renamed"), (1, "gathered"))
 """In a step, at the checkpoint and at publishing: between them, either rank at each. Each life costs two imports of torch."""
 
-LONG = [pytest.param(victims, False, marks=pytest.mark.long) for victims in (FIRST, SECOND)]
-"""All programs are started as they are for a user; in `make test`, those that import torch are forked."""
+pytestmark = [pytest.mark.long, pytest.mark.parametrize("victims", [FIRST, SECOND])]
 
 
 @pytest.fixture(autouse=True)
@@ -41,17 +43,6 @@ def _torch_is_left_as_it_was() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
-
-
-@asynccontextmanager
-async def launching(work: Path, victims: Sequence[Victim], forked: bool) -> AsyncIterator[dict[str, str]]:
-    """The environment of a launcher whose ranks are killed as planned."""
-    environ = planned(work / "plan", victims)
-    if not forked:
-        yield environ
-        return
-    async with forking(arm) as more:
-        yield environ | more
 
 
 def write_config(work: Path, model: Path, url: str, steps: int) -> Path:
@@ -81,12 +72,12 @@ async def check_weights(config: Path, batches: Sequence[Any]) -> None:
         assert (manifest["files"], manifest["probe"]) == expected, version
 
 
-@pytest.mark.parametrize(("victims", "forked"), LONG)
 async def test_torchrun_starts_killed_ranks_again(
-    tiny_model: Path, tmp_path: Path, victims: tuple[Victim, ...], forked: bool
+    tiny_model: Path, tmp_path: Path, victims: tuple[Victim, ...]
 ) -> None:
     steps, log = len(victims) + 1, tmp_path / "torchrun.log"
-    async with launching(tmp_path, victims, forked) as environ, world(tiny_model, tmp_path) as (gateway, _):
+    environ = planned(tmp_path / "plan", victims)
+    async with world(tiny_model, tmp_path) as (gateway, _):
         config = write_config(tmp_path, tiny_model, gateway.url, steps)
         argv = [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
@@ -125,9 +116,8 @@ async def its_gateway(cluster: RunningCluster, environ: Mapping[str, str]) -> As
         await process.stop(10.0)
 
 
-@pytest.mark.parametrize(("victims", "forked"), [(SECOND[1:2], True), *LONG])
 async def test_scheduler_run_starts_killed_ranks_again(
-    tiny_model: Path, tmp_path: Path, victims: tuple[Victim, ...], forked: bool
+    tiny_model: Path, tmp_path: Path, victims: tuple[Victim, ...]
 ) -> None:
     steps, port = len(victims) + 1, free_port()
     config = write_config(tmp_path, tiny_model, f"http://127.0.0.1:{port}", steps)
@@ -136,10 +126,8 @@ async def test_scheduler_run_starts_killed_ranks_again(
         f'[cluster]\n[nodes.a]\ntags = ["rollout"]\n[nodes.b]\ntags = ["train"]\n[engine]\ncommand = {engine}\n'
         f'[trainer]\nconfig = "{config}"\nranks = 2\n'
     )
-    async with (
-        launching(tmp_path, victims, forked) as environ,
-        run_cluster(tmp_path, tiny_model, cluster, environ, port) as running,
-    ):
+    environ = planned(tmp_path / "plan", victims)
+    async with run_cluster(tmp_path, tiny_model, cluster, environ, port) as running:
         await running.until_open("a-0")
         async with episodes(running, open_wait_s=20.0):
             status = await result_of(running.process.wait(), "the trainer is done", LIMIT_S)

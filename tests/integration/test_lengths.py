@@ -136,12 +136,6 @@ async def test_calls_that_were_not_sampled_to_their_end_teach_nothing(
         assert seen.learnt == []
 
 
-def test_settings_are_bounded(tiny_model: Path, tmp_path: Path) -> None:
-    for wrong in ({"ranker": "oracle"}, {"nonsense": 1}):
-        with pytest.raises(ValueError, match="lengths"):
-            Settings.model_validate(settings_for(tiny_model, tmp_path, lengths=wrong))
-
-
 async def status(gateway: RunningGateway) -> Any:
     return (await gateway.admin.status())["lengths"]
 
@@ -150,7 +144,7 @@ async def test_a_ranker_without_its_package_is_refused_at_the_start(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
-    with pytest.raises(ConfigError, match=r"\[lengths\] ranker: .*headgate\[lengths\]"):
+    with pytest.raises(ConfigError, match=r"\[lengths\] ranker: .*\[lengths\]'"):
         async with open_services(Settings.model_validate(settings_for(tiny_model, tmp_path, lengths=LEARNT))):
             pass
 

@@ -184,46 +184,6 @@ async def test_threads_are_refused_as_clients_expect_it(
     assert answer.content[0].text == "Here."
 
 
-@pytest.mark.parametrize(
-    ("values", "grammar"),
-    [
-        ({"tool_choice": {"type": "any"}}, True),
-        ({"tool_choice": {"type": "tool", "name": "add"}}, True),
-        ({"output_config": {"format": {"type": "json_schema", "schema": ADD["input_schema"]}}}, True),
-        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, False),
-    ],
-)
-async def test_what_a_reply_is_held_to(
-    scripted: tuple[RunningGateway, ScriptedEngine], values: dict[str, Any], grammar: bool
-) -> None:
-    gateway, engine = scripted
-    engine.replies.append(CALL % 1 + "\n" + CALL % 2)
-    async with opened(gateway) as (client, _):
-        answer = await ask(client, HI, tools=[ADD], **values)
-    assert bool(engine.requests[-1]["sampling_params"].get("structured_outputs")) == grammar
-    if not grammar:
-        assert [block.type for block in answer.content] == ["tool_use"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_why_a_reply_ends(scripted: tuple[RunningGateway, ScriptedEngine], stream: bool) -> None:
-    gateway, engine = scripted
-    async with opened(gateway) as (client, _):
-        engine.replies += ["one two three", "one two three", "x" * 4000]
-        stopped = await ask(client, HI, stop_sequences=["three", "two"], stream=stream)
-        short = await ask(client, HI, max_tokens=3, stream=stream)
-        full = await ask(client, HI, max_tokens=64_000, stream=stream)
-    assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == (
-        "one ",
-        "stop_sequence",
-        "two",
-    )
-    assert (short.content[0].text, short.stop_reason) == ("one", "max_tokens")
-    assert full.stop_reason == "model_context_window_exceeded"
-    longest = gateway.settings.model.max_model_len
-    assert full.usage.input_tokens + full.usage.output_tokens == longest
-
-
 async def test_tokens_are_counted_as_they_would_be_given(
     scripted: tuple[RunningGateway, ScriptedEngine],
 ) -> None:
@@ -354,27 +314,6 @@ async def test_a_stream_that_waits_pings(scripted: tuple[RunningGateway, Scripte
     assert shown[:2] == ["message_start", "content_block_start"]
     assert {*shown[2:-3]} == {"content_block_delta"}
     assert shown[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-
-
-async def test_a_failed_stream_ends_with_an_error_and_no_stop(
-    scripted: tuple[RunningGateway, ScriptedEngine],
-) -> None:
-    gateway, engine = scripted
-    engine.replies.append("x" * 100)
-    engine.hold_after(3)
-    try:
-        async with opened(gateway) as (client, episode):
-            async with client.messages.stream(model="claude-opus", max_tokens=200, messages=[HI]) as stream:
-                async for event in stream:
-                    if event.type == "text":
-                        break
-                await gateway.admin.abandon(episode, "stopped")
-                with pytest.raises(anthropic.APIStatusError) as failed:
-                    await stream.get_final_message()
-            assert failed.value.body["type"] == "error"
-            assert failed.value.body["error"]["message"]
-    finally:
-        engine.faults = Faults()
 
 
 async def test_models_in_both_forms(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:

@@ -154,7 +154,7 @@ async def test_the_speed_of_engines_is_shown(tiny_model: Path, tmp_path: Path) -
         assert 'headgate_engine_step_seconds{coefficient="k2",engine="demo-0",model="demo"}' in page
 
 
-@pytest.mark.parametrize("group_version", ["newest", "engine"])
+@pytest.mark.parametrize("group_version", [pytest.param("newest", marks=pytest.mark.long), "engine"])
 async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_min_version(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], group_version: str
 ) -> None:

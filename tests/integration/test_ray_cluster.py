@@ -98,6 +98,7 @@ async def test_a_tag_that_no_node_has_is_an_error_and_no_hang(
     assert "tpu=true" in output.partition("no node has the label")[2]
 
 
+@pytest.mark.long  # each driver imports Ray for seconds
 async def test_a_driver_without_the_token_or_its_mode_is_refused(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:

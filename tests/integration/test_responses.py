@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -75,22 +74,6 @@ async def test_a_stream_is_the_same_and_its_id_is_valid_immediately(scripted: Sc
                 assert kept == event.response
         assert "".join(deltas) == kept.output_text == "Hello, wörld 🙂"
         assert len(deltas) > 5, "text is streamed as it comes"
-
-
-async def test_the_sdks_stream_helper_builds_the_response(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies.append(f"<think>\nhm\n</think>\n\nso{TOOL_CALL}")
-    async with client_of(gateway) as (client, _):
-        async with client.responses.stream(model="m", input="hi", tools=[ADD]) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_response()
-        assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
-        assert final.output_text == "so"
-        stored = await client.responses.retrieve(final.id)
-        assert [item.id for item in stored.output] == [item.id for item in final.output]
-        assert stored.usage == final.usage
-        for kind in ("reasoning_text.done", "function_call_arguments.done", "content_part.done"):
-            assert f"response.{kind}" in kinds
 
 
 def output(call: Any) -> Any:
@@ -332,32 +315,6 @@ async def test_a_retry_gets_the_same_answer(scripted: Scripted, stream: bool) ->
         await one_path(gateway, episode, turns=1)
 
 
-async def test_a_failure_in_the_middle_raises(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies.append("half of it")
-    generate = engine.generate
-
-    async def half(body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        async for chunk in generate(body):
-            yield chunk
-            if chunk["token_ids"] == engine.encode("f"):
-                await asyncio.Event().wait()
-
-    engine.generate = half  # type: ignore[method-assign]
-    try:
-        async with client_of(gateway) as (client, episode):
-            stream = await client.responses.create(model="m", input="hi", stream=True)
-            kinds = []
-            with pytest.raises(openai.APIError, match="episode"):  # noqa: PT012
-                async for event in stream:
-                    kinds.append(event.type)
-                    if event.type == "response.output_text.delta" and event.delta == "f":
-                        await gateway.admin.abandon(episode, "enough")
-            assert kinds[-1] == "response.output_text.delta"
-    finally:
-        del engine.generate
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_cannot_be_stored_is_not_called_complete(
     scripted: Scripted, stream: bool, monkeypatch: pytest.MonkeyPatch
@@ -399,20 +356,6 @@ async def test_a_retry_reports_the_used_settings_too(tiny_model: Path, tmp_path:
         assert await create(again, "hi", **body, extra_headers=RETRY) == first
         assert engine.requests == []
         await again.close()
-
-
-async def test_errors_have_the_form_of_the_api(scripted: Scripted) -> None:
-    gateway, _ = scripted
-    async with client_of(gateway) as (client, episode):
-        with pytest.raises(openai.BadRequestError) as error:
-            await create(client, [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}])
-        assert (error.value.code, error.value.param) == ("unsupported_content", "input.0.content.0")
-        for given in ({"background": True}, {"conversation": "c"}, {"tools": [{"type": "unknown"}]}):
-            with pytest.raises(openai.BadRequestError) as error:
-                await create(client, "hi", **given)
-            assert error.value.code == "unsupported_parameter"
-            assert str(error.value.param).split(".")[0] in given
-        assert await nodes_of(gateway, episode) == []
 
 
 async def test_a_conversation_goes_on_after_a_restart(tiny_model: Path, tmp_path: Path) -> None:

@@ -253,15 +253,21 @@ async def test_a_crash_after_any_event_is_not_seen(
             assert await driver.view() == before, SCRIPT[-1]
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_killed_while_an_event_is_on_its_way(
-    tiny_model: Path, tmp_path: Path, uninterrupted: list[dict[str, Any]]
+    tiny_model: Path, tmp_path: Path, uninterrupted: list[dict[str, Any]], every: bool
 ) -> None:
-    """The client sends the event twice. Whether the first one was taken or not, the second leaves what one would have left."""
-    draw = random.Random(1)
+    """The client sends the event twice. Whether the first one was received or not, the second leaves what one would have left.
+
+    `every`: at each such event, and not only at the first of each kind.
+    """
+    draw, left = random.Random(1), ["reward", "abandon", "ack", "nack", "renew"]
     views = await expected(tiny_model, tmp_path / "whole", uninterrupted)
     async with killable(tiny_model, tmp_path / "killed") as (gateway, driver):
         for action, view in zip(SCRIPT, views, strict=True):
-            if action[0] in ("reward", "abandon", "ack", "nack", "renew"):
+            if action[0] in left:
+                if not every:
+                    left.remove(action[0])
                 first = asyncio.create_task(driver.do(action))
                 await asyncio.sleep(draw.uniform(0.0, 0.015))
                 gateway.kill()

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.engines.fake import identity
 from gateway.engines.fake.routes import token_routes
 from headgate.routes import Routes, router_shape
 from headgate.types import Episode
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import LONG_S, until
-from tests.harness.weights import fake_weights, probe_of, publish
+from tests.harness.weights import fake_weights, identity_of, probe_of, publish
 
 CONFIG = {"num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
 ROUTERS = router_shape(CONFIG)
@@ -54,7 +53,7 @@ def values(mixture: Path, tmp_path: Path) -> dict[str, Any]:
 
 def expected(weights: Path, position: int, token: int) -> list[list[int]]:
     assert ROUTERS is not None
-    rows = token_routes(identity(str(weights)), position, token, ROUTERS)
+    rows = token_routes(identity_of(weights), position, token, ROUTERS)
     return [rows[layer] for layer in ROUTERS.layers]
 
 

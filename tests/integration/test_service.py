@@ -96,12 +96,6 @@ async def test_children_die_with_a_supervisor_that_is_killed(
         await until(lambda: not any(map(command_line, everyone)), "no process is left")
 
 
-async def test_workers_that_could_share_no_store_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    async with served(settings_for(tiny_model, tmp_path), tmp_path, "--workers", "2") as gateway:
-        assert await gateway.process.wait() == 2
-        assert "--workers 2 needs PostgreSQL" in gateway.log
-
-
 async def test_a_taken_port_is_reported_before_anything_is_started(
     tiny_model: Path, tmp_path: Path, postgres: PostgresServer
 ) -> None:

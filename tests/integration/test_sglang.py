@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
-from gateway.engines.fake import FakeEngine, Faults, create_fake_sglang_app
+from gateway.engines.fake import FakeEngine, create_fake_sglang_app
 from gateway.engines.process import connect
-from headgate.errors import EngineError
 from headgate.processes.ports import free_port
 from headgate.types import Sampling
 from tests.harness.gateways import serve
@@ -49,31 +48,6 @@ def start(engine: Engine, name: str, tokens: int = 1000, interval: int = 1) -> a
     return asyncio.create_task(read(), name=name)
 
 
-@pytest.mark.parametrize("incremental", [False, True])
-@pytest.mark.parametrize("interval", [1, 5])
-async def test_both_streams_hold_the_same_tokens(incremental: bool, interval: int) -> None:
-    async with sglang(FakeEngine("none"), incremental=incremental) as (engine, _):
-        chunks = await start(engine, "a", 23, interval)
-    ids = [token for chunk in chunks for token in chunk.ids]
-    async with sglang(FakeEngine("none")) as (engine, _):
-        other = await start(engine, "b", 23)
-    assert ids == [token for chunk in other for token in chunk.ids]
-    assert len(ids) == 23
-    assert chunks[-1].labels == (("default", 23),)
-
-
-async def test_an_abort_in_the_queue_repeats_no_token() -> None:
-    fake = FakeEngine("none", Faults(hold_after=3))
-    async with sglang(fake, incremental=True) as (engine, _):
-        task = start(engine, "a")
-        await fake.arrived(1)
-        await engine.pause(keep=True)
-        await engine.abort(["a"])
-        chunks = await task
-        assert chunks[-1].finish == "abort"
-        assert sum(len(chunk.ids) for chunk in chunks) == fake.sampled == 3
-
-
 @pytest.mark.parametrize("how", ["pause", "abort"])
 async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
     """The request arrived after a pause that its adapter did not know of; no abort of SGLang's reaches it."""
@@ -92,18 +66,3 @@ async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
         assert len(await start(engine, "next", 3)) == 3
         assert fake.sampled == 3
         await other.close()
-
-
-async def test_a_failed_load_raises() -> None:
-    async with sglang(FakeEngine("none", Faults(fail_load=True))) as (engine, _):
-        await engine.pause()
-        with pytest.raises(EngineError) as raised:
-            await engine.load("other")
-        assert "fault" in raised.value.message
-
-
-async def test_a_paused_engine_is_well() -> None:
-    async with sglang(FakeEngine("none")) as (engine, _):
-        assert await engine.healthy()
-        await engine.pause()
-        assert await engine.healthy()

@@ -150,13 +150,3 @@ async def test_a_start_that_waits_for_an_engine_is_given_up(tiny_model: Path, tm
         gateway.signal()
         assert await gateway.process.wait() == 0, gateway.log
         assert "Traceback" not in gateway.log
-
-
-async def test_a_port_that_is_taken_is_named(tiny_model: Path, tmp_path: Path) -> None:
-    values = settings_for(tiny_model, tmp_path)
-    async with (
-        serve(create_fake_app(FakeEngine("none")), values["server"]["port"]),
-        served(values, tmp_path) as gateway,
-    ):
-        assert await gateway.process.wait() == 2
-        assert f"cannot listen at 127.0.0.1:{values['server']['port']}" in gateway.log

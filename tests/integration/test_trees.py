@@ -180,20 +180,6 @@ async def stage(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> A
         yield Stage(gateway, engine)
 
 
-async def test_of_several_choices_the_one_that_goes_on_is_extended(stage: Stage) -> None:
-    agent = await stage.agent()
-    messages = [user("pick")]
-    choices = await agent.call(messages, "a", "b", "c")
-    assert sorted(choice["content"] for choice in choices) == ["a", "b", "c"]
-    await agent.go([*messages, choices[1], user("why?")], "because")
-    nodes = await agent.check()
-    assert [(node.parent, node.sampled) for node in nodes[:4]] == [(-1, False), *[(0, True)] * 3]
-    chosen = next(n for n in nodes if n.sampled and n.call_id.endswith("-1"))
-    assert (nodes[4].parent, nodes[4].at) == (chosen.index, len(chosen.ids))
-    lines = await agent.lineages()
-    assert (sorted(lines[:3]), lines[3]) == ([0, 1, 2], lines[chosen.index - 1])
-
-
 async def test_a_retry_adds_nothing_and_another_sample_is_a_branch_after_the_same_prompt(
     stage: Stage,
 ) -> None:
@@ -236,24 +222,6 @@ async def test_agents_that_share_a_key_have_lineages_of_their_own(stage: Stage, 
     stage.log = log
 
 
-async def test_a_compacted_history_branches_where_the_summary_begins(stage: Stage) -> None:
-    agent = await stage.agent()
-    head = {"role": "system", "content": "be short"}
-    messages: list[Any] = [head, user("begin")]
-    for turn in range(3):
-        await agent.go(messages, f"reply {turn}")
-    compacted = [head, user("begun; three replies so far"), user("go on")]
-    await agent.go(compacted, "reply 3")
-    await agent.go(compacted, "reply 4")
-    nodes = await agent.check()
-    assert await agent.lineages() == [0, 0, 0, 1, 1]
-    branch = next(
-        node for node in nodes if node.index > 0 and not nodes[node.parent].sampled and not node.sampled
-    )
-    assert (branch.parent, branch.at) == (0, common(nodes[0].ids.tolist(), path(nodes, branch)))
-    assert branch.at < len(nodes[0].ids), "in the middle of a node, which is not split"
-
-
 async def test_thinking_that_is_dropped_is_kept_where_the_template_keeps_it_and_else_a_branch(
     stage: Stage,
 ) -> None:
@@ -294,34 +262,6 @@ async def test_of_replies_that_look_the_same_the_one_whose_tool_calls_are_named_
     (first,) = (node for node in nodes if node.sampled and thought in decode(node.ids.tolist()))
     onward = nodes[nodes[-1].parent]
     assert (onward.parent, onward.at) == (first.index, len(first.ids))
-
-
-async def test_an_edited_history_branches_at_the_edit(stage: Stage) -> None:
-    agent = await stage.agent()
-    messages: list[Any] = [user("one")]
-    await agent.go(messages, "first", then="two")
-    await agent.go(messages, "second", then="three")
-    edited = [messages[0], {"role": "assistant", "content": "fixed"}, *messages[2:]]
-    await agent.go(edited, "third")
-    rewritten = [*messages[:2], user("two, but otherwise")]
-    await agent.go(rewritten, "fourth")
-    nodes = await agent.check()
-    assert await agent.lineages() == [0, 0, 1, 2]
-    assert sum(node.parent == -1 for node in nodes) == 1
-
-
-async def test_parallel_tool_calls_are_answered_in_the_recorded_tokens(stage: Stage) -> None:
-    agent = await stage.agent()
-    messages: list[Any] = [user("add twice")]
-    (message,) = await agent.call(messages, f"{TOOL_CALL}\n{TOOL_CALL}")
-    assert len({call["id"] for call in message["tool_calls"]}) == 2
-    results = [{"role": "tool", "tool_call_id": c["id"], "content": "3"} for c in message["tool_calls"]]
-    await agent.go([*messages, message, *results], "three, and three")
-    await agent.go([*messages, message, *results[::-1]], "three, or three")
-    nodes = await agent.check()
-    assert next(node.parent for node in nodes if node.sampled) == 0
-    lines = await agent.lineages()
-    assert lines[:2] == [0, 0]
 
 
 texts = st.sampled_from(["a", "b", "a b", "é 漢\n"])

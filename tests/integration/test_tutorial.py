@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from headgate.processes.ports import free_port
 from tests.harness import forks
 from tests.harness.demos import play, small_model
 from tests.harness.fences import ROOT, fences
+from tests.harness.forked_programs import forked
 from tests.harness.gateways import serve
 from tests.harness.model_engine import ModelEngine
 from tests.harness.records import nodes_of
@@ -53,14 +55,14 @@ def commands(*, gpu: bool) -> list[list[str]]:
     return [shlex.split(line) for block in blocks for line in block.splitlines()]
 
 
-async def typed(argv: list[str], folder: Path) -> str:
+async def typed(argv: list[str], folder: Path, environ: dict[str, str]) -> str:
     """Run a command as a reader does, and return its output."""
     if argv[0] == "python":
         done = await asyncio.to_thread(subprocess.run, [sys.executable, *argv[1:]], check=False)
         status, output = done.returncode, ""
     else:
-        program = PROGRAMS[argv[0]]
-        status, output = await asyncio.to_thread(forks.command, program, *argv[1:], folder=folder)
+        program = partial(forks.command, PROGRAMS[argv[0]], *argv[1:], folder=folder, environ=environ)
+        status, output = await asyncio.to_thread(program)
     assert status == 0, f"{shlex.join(argv)}\n{output}"
     return output
 
@@ -76,15 +78,16 @@ async def follow(folder: Path, small: bool) -> None:
         changes["run"] = ["--dry-run"]
     todo = [[*argv, *changes.get(argv[2 if argv[0] == "python" else 1], [])] for argv in commands(gpu=False)]
     made = next(place for place, argv in enumerate(todo, 1) if "warmstart" in argv)
-    for argv in todo[:made]:
-        await typed(argv, folder)
-    async with serve(create_fake_app(ModelEngine(str(folder / "models" / "calculator"))), port):
-        for argv in todo[made:]:
-            output = await typed(argv, folder)
-            if "init" in argv:
-                assert "1 call of the agent, reward 0" in output
-                file = folder / "run.toml"
-                file.write_text(file.read_text().replace("port = 8000", f"port = {free_port()}"))
+    async with forked(folder / "forks") as environ:
+        for argv in todo[:made]:
+            await typed(argv, folder, environ)
+        async with serve(create_fake_app(ModelEngine(str(folder / "models" / "calculator"))), port):
+            for argv in todo[made:]:
+                output = await typed(argv, folder, environ)
+                if "init" in argv:
+                    assert "1 call of the agent, reward 0" in output
+                    file = folder / "run.toml"
+                    file.write_text(file.read_text().replace("port = 8000", f"port = {free_port()}"))
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ async def test_a_store_of_0013_keeps_every_row_and_is_served(tiny_model: Path, t
     assert all(before.values()), "a table without rows shows nothing"
     await (await Database.open(StoreSettings(url=f"sqlite:///{store}"))).close()
     after = rows(store)
-    dropped = {"api", "agent", "asked_model", "labels"}
+    dropped = {"api", "agent", "asked_model", "labels"}  # codespell:ignore asked
     before["answers"] = [
         {key: value for key, value in row.items() if key not in dropped}
         for row in before["answers"]
@@ -46,7 +46,7 @@ async def test_a_store_of_0013_keeps_every_row_and_is_served(tiny_model: Path, t
     ]
     assert before["answers"], "stored responses stay (0020 drops stored chat completions)"
     for row in before["calls"]:
-        row["requested"] = row.pop("asked")  # 0021 renames it
+        row["requested"] = row.pop("asked")  # 0021 renames it; codespell:ignore asked
     kept = {name: [{key: row[key] for key in before[name][0]} for row in after[name]] for name in before}
     assert kept == before
 

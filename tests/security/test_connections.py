@@ -15,7 +15,7 @@ from tests.harness.waiting import turns, within
 
 
 class Quick(Connection):
-    """Waits for nothing."""
+    """Wait for nothing."""
 
     window_s = 0.0
 

@@ -28,7 +28,7 @@ from gateway.store.models import Base, DecisionRow
 from gateway.training_feed.groups import GroupReader
 from gateway.training_feed.leases import Leases
 from gateway.training_feed.ledger import StoredLedger
-from tests.harness.forks import forks, keep_what_is_loaded, say_to
+from tests.harness.forks import forks, keep_what_is_loaded, log_to
 from tests.harness.servers import PostgresServer
 from tests.harness.stores import postgres_store
 from tests.harness.waiting import LONG_S, until
@@ -281,7 +281,7 @@ def test_text_is_ordered_by_its_code_points_in_every_column(postgres: PostgresSe
 
 def _bring_up_to_date(url: str, log: Path) -> None:
     keep_what_is_loaded()
-    say_to(log)
+    log_to(log)
     schema.bring_up_to_date(connect(url, 1), StoreSettings(url=url))
 
 
