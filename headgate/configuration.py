@@ -27,7 +27,7 @@ TABLES = {
         "update", "weights",
     )),
     "trainer": frozenset((
-        "algorithm", "batch", "checkpoint", "credit", "eval", "gateway", "model", "optimizer",
+        "algorithm", "batch", "checkpoint", "credit", "distill", "eval", "gateway", "model", "optimizer",
         "parallel", "publish", "report", "rollout", "run",
     )),
 }  # fmt: skip

@@ -100,6 +100,9 @@ class Node:
     node, and in a feed or an export of a gateway that did not send it."""
     newest: Int32Array | None = None
     """Shape (n,): the newest version that can have sampled each token; None: `versions` is exact. It does not travel."""
+    teacher: Float32Array | None = None
+    """Shape (n,): a teacher's log-probability of each token of a sampled node, in nats; NaN where it gave none. The trainer asks
+    for it (`[distill]`), so it does not travel."""
     images: tuple[ImageSpan, ...] = ()
     """The images among the node's own tokens; a sampled node has none."""
     routes: PackedRoutes | None = None

@@ -65,6 +65,7 @@ class RankTrainer(RankState):
             details=details,
             image_support=self._image_support,
             route_support=self._route_support,
+            distill=settings.distill,
         )
 
     @property

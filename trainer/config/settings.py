@@ -4,8 +4,8 @@ The file may hold the gateway's tables too (`headgate/configuration.py`): then t
 unless `[gateway]` names another one, or a URL.
 
 Relative paths are taken from the folder in which the trainer is started, as the gateway does, so that the two files agree on
-what a path means. `HEADGATE_ADMIN_KEY` in the environment stands in for `[gateway] admin_key`, and `HEADGATE_TRAIN_NODES` (names
-with commas between), which `scheduler run` sets, for `[gateway] nodes`.
+what a path means. `HEADGATE_ADMIN_KEY` in the environment stands in for `[gateway] admin_key`, `HEADGATE_TEACHER_KEY` for
+`[distill] key`, and `HEADGATE_TRAIN_NODES` (names with commas between), which `scheduler run` sets, for `[gateway] nodes`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from headgate.configuration import (
 from trainer.algorithms import AlgorithmSettings, settings_of
 from trainer.algorithms.sft import LikelihoodSettings
 from trainer.config.batch import BatchSettings, CreditSettings
+from trainer.config.distill import DistillSettings
 from trainer.config.eval import EvalSettings
 from trainer.config.model import ModelSettings
 from trainer.config.optimizer import OptimizerSettings
@@ -104,6 +105,7 @@ class TrainingSettings(Section):
     batch: BatchSettings = BatchSettings()
     parallel: ParallelSettings = ParallelSettings()
     credit: CreditSettings = CreditSettings()
+    distill: DistillSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
     report: ReportSettings = ReportSettings()
 
@@ -149,6 +151,9 @@ class TrainingSettings(Section):
             named = [name for name in os.environ.get(TRAIN_NODES, "").split(",") if name]
             given = {**({"admin_key": key} if key else {}), **({"nodes": named} if named else {})}
             values = {**values, "gateway": given | gateway}
+        teacher, teacher_key = values.get("distill"), os.environ.get("HEADGATE_TEACHER_KEY")
+        if isinstance(teacher, dict) and teacher_key:
+            values = {**values, "distill": {"key": teacher_key} | teacher}
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -19,6 +19,7 @@ from torch import Tensor
 from headgate.types import Episode, Group
 from trainer.algorithms import Algorithm, Loss
 from trainer.config.batch import CreditSettings
+from trainer.config.distill import DistillSettings
 from trainer.data import credit, images, tree
 from trainer.data.details import BatchDetails, DetailChoice, Figures
 from trainer.data.images import ImageSupport
@@ -68,11 +69,13 @@ class Batch:
         details: DetailChoice | None = None,
         image_support: ImageSupport | None = None,
         route_support: RouteSupport | None = None,
+        distill: DistillSettings | None = None,
     ) -> None:
         """`kl`: the divergence of an episode's nodes from the reference, subtracted from rewards; called if `reward_kl` is not 0.
 
         `share_prefixes`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports.
         `image_support`: of the model; None if it accepts no images. `route_support`: None if no routes are replayed.
+        `distill`: what a teacher's scores count; None: nothing.
         """
         self.version = version
         self.group_ids: set[str] = set()
@@ -100,6 +103,8 @@ class Batch:
         self._image_support = image_support
         self._route_support = route_support
         self._unrouted = 0
+        self._distill = distill
+        self._teacher_gap = 0.0
         self._credit = credit or CreditSettings()
         self._packer = self._new_packer()
         self._waiting: list[tuple[Group, list[Credit]]] = []
@@ -176,10 +181,12 @@ class Batch:
             sequence_mean=self._algorithm.sequence_mean,
             image_support=self._image_support,
             route_support=self._route_support,
+            distill=self._distill,
         )
         self.masked += found.masked
         self._ends += map(_end, found.rows)
-        if not teaches and not self._algorithm.trains_without_advantage:
+        self._teacher_gap += found.teacher_gap
+        if not teaches and self._distill is None and not self._algorithm.trains_without_advantage:
             self.skipped += found.trained
             return []
         self.trained += found.trained
@@ -251,6 +258,8 @@ class Batch:
             result["kl_reference_k1"] = float(np.mean(self.kls))
         if self._route_support is not None:
             result["unrouted_tokens"] = float(self._unrouted)
+        if self._distill is not None:
+            result["kl_teacher_k1"] = -self._teacher_gap / trained
         result["loss"] = sums.pop("loss", 0.0) / self.normalizer
         return result | {name: value / trained for name, value in sums.items()} | {
             "same_version_tokens": same,

@@ -30,6 +30,8 @@ from headgate.types import (
     Node,
     TokenFlag,
 )
+from trainer.config.distill import DistillSettings
+from trainer.data.distill import advantages, gaps
 from trainer.data.images import ImageSupport, refused
 from trainer.data.routes import RouteSupport, unrouted
 from trainer.errors import FeedBroken
@@ -90,6 +92,8 @@ class Rows:
     """Sampled tokens that are not trained, by reason."""
     unrouted: int = 0
     """Trained tokens whose experts the model chooses itself, because none were recorded."""
+    teacher_gap: float = 0.0
+    """The sum of teacher's - recorded log-probabilities over the trained tokens, nats."""
 
 
 def rows_of(
@@ -98,12 +102,14 @@ def rows_of(
     sequence_mean: bool = False,
     image_support: ImageSupport | None = None,
     route_support: RouteSupport | None = None,
+    distill: DistillSettings | None = None,
 ) -> Rows:
     """Return the rows of episodes, each given with its advantages.
 
     `sequence_mean` makes every episode count the same (each of its n trained tokens weighs 1/n); otherwise every token does.
     `image_support`: of the trained model; None if it accepts no images. `route_support`: None if no routes are replayed.
-    Raise FeedBroken if a token to train was recorded at an impossible temperature, or with routes of another model.
+    `distill`: what a teacher's scores count; None: nothing. Raise FeedBroken if a token to train was recorded at an impossible
+    temperature, or with routes of another model.
     """
     result = Rows()
     for episode, credit in episodes:
@@ -121,8 +127,15 @@ def rows_of(
         if trained == 0:
             continue
         result.trained += trained
+        if distill is not None:
+            result.teacher_gap += sum(
+                float(np.nansum(gaps(node)[trainable[node.index]])) for node in episode.nodes if node.sampled
+            )
         weight = 1.0 / trained if sequence_mean else 1.0
-        result.rows += _paths(episode, trainable, credit, weight, routes)
+        earned = {
+            node.index: advantages(node, credit.get(node.index, 0.0), distill) for node in episode.nodes
+        }
+        result.rows += _paths(episode, trainable, earned, weight, routes)
     return result
 
 
@@ -180,7 +193,7 @@ def _reason(flags: int) -> str:
 def _paths(
     episode: Episode,
     trainable: dict[int, BoolArray],
-    credit: Credit,
+    earned: Mapping[int, Float64Array],
     weight: float,
     routes: Mapping[int, Routes] | None,
 ) -> Iterator[Row]:
@@ -203,7 +216,7 @@ def _paths(
             masks.append(mask)
         train = np.concatenate(masks)
         if train.any():
-            yield _row(episode.episode_id, pieces, train, credit, weight, routes)
+            yield _row(episode.episode_id, pieces, train, earned, weight, routes)
 
 
 def _path(leaf: Node, nodes: dict[int, Node]) -> list[tuple[Node, int]]:
@@ -219,7 +232,7 @@ def _row(
     episode_id: str,
     pieces: Sequence[tuple[Node, int]],
     train: BoolArray,
-    credit: Credit,
+    earned: Mapping[int, Float64Array],
     weight: float,
     routes: Mapping[int, Routes] | None,
 ) -> Row:
@@ -250,7 +263,7 @@ def _row(
             np.full(n, node.temperature if node.sampled and _divides(node.temperature) else 1.0, np.float32)
             for node, n in pieces
         ])[:end],
-        advantages=np.concatenate([np.full(n, credit.get(node.index, 0.0)) for node, n in pieces])[:end] * train[:end],
+        advantages=np.concatenate([earned[node.index][:n] for node, n in pieces])[:end] * train[:end],
         weight=weight,
         nodes=np.concatenate([np.full(n, node.index, np.int32) for node, n in pieces])[:end],
         images=tuple(image for image in images if image.offset < end),

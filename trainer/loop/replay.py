@@ -20,6 +20,7 @@ from headgate.weights.adapter import FACTORS
 from trainer.errors import FeedBroken, LeaseLost
 from trainer.loop.feed import Feed
 from trainer.loop.images import EpisodeImages
+from trainer.loop.teacher import Teacher, scored
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
@@ -34,6 +35,7 @@ async def replay(
     trainer: RankTrainer,
     feed: Feed,
     images: EpisodeImages,
+    teacher: Teacher | None,
     weights: WeightsDirectory,
     published: int,
     used: int,
@@ -48,7 +50,7 @@ async def replay(
     try:
         await _check_line(trainer, feed, weights, published, used)
         for batch in range(first, last):
-            groups = await feed.record(batch)
+            groups = await scored(teacher, await feed.record(batch))
             missing = await images.fetch(groups)
             await asyncio.to_thread(trainer.train, groups, missing)
             if trainer.version == used and not await asyncio.to_thread(

@@ -95,6 +95,8 @@ async def _run_rank_zero(settings: Settings, trainer: RankTrainer, from_older: b
         loop = TrainingLoop(settings, trainer, client, metrics, url, from_older=from_older)
         stack.push_async_callback(loop.evaluations.close)
         stack.push_async_callback(loop.step_events.close)
+        if loop.teacher is not None:
+            stack.push_async_callback(loop.teacher.close)
         server = await weights_process(stack, settings.publish, loop.weights.directory, metrics.notify)
         stack.push_async_callback(loop.publication.close)
         await run_with_companions(loop.check_versions(), loop.node_claim_task())

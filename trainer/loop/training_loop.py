@@ -31,12 +31,10 @@ from headgate.types import (
     LeasedGroups,
 )
 from headgate.weights import folders
-from trainer.algorithms import learns_from_equal
 from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.data.details import DetailChoice
 from trainer.errors import (
-    ConfigError,
     FeedBroken,
     GatewayAhead,
     NotFinite,
@@ -45,6 +43,7 @@ from trainer.errors import (
     TrainerError,
 )
 from trainer.loop import feed, replay
+from trainer.loop.agreement import check_dropped, check_length, check_teacher
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.episode_counts import FailedEpisodes, GroupTotals
 from trainer.loop.evaluations import Evaluations
@@ -54,6 +53,7 @@ from trainer.loop.nodes import Nodes, device_memory
 from trainer.loop.publication import Publication
 from trainer.loop.step_events import RunName, StepEvents
 from trainer.loop.tasks import Companion, in_thread, run_with_companions
+from trainer.loop.teacher import Teacher, scored
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import MAX_SKIPPED_STEPS, RankTrainer
 from trainer.report.details import Details
@@ -87,6 +87,7 @@ class TrainingLoop:
         gateway, notify = settings.gateway, metrics.notify
         self.feed = Feed(client, gateway.model, gateway.timeout_s, notify)
         self.images = EpisodeImages(self.feed, trainer.images, trainer.vision_inputs, notify)
+        self.teacher = None if settings.distill is None else Teacher(settings.distill, notify)
         self.nodes = Nodes(self.feed, gateway.nodes, device_memory(settings, trainer))
         self.checkpoints = Checkpoints(trainer, settings.checkpoint.every, settings.run.steps)
         self.publication = Publication(settings.publish, trainer, self.feed, self.weights, self.checkpoints)
@@ -127,10 +128,13 @@ class TrainingLoop:
             await self.nodes.claim()
         if (why := self.weights.rejected(self.trainer.version)) is not None:
             raise self.publication.rejected(why)
+        if self.teacher is not None:
+            await self.teacher.check(self.settings.model.path)
         status = await self.feed.status()
         self.group_totals.update(status.get("settled", {}))
-        self._check_dropped(status["drop_equal"])
-        self._check_length(status["max_model_len"])
+        check_teacher(self.settings, self.trainer.vision_inputs is not None)
+        check_dropped(self.settings, self.trainer.algorithm, status["drop_equal"])
+        check_length(self.settings, status["max_model_len"])
         self.publication.begun = status["version"]
         published, consumed = status["newest_version"], status["consumed"]
         if renamed := await self.checkpoints.leave_damaged(consumed, from_older=self._from_older):
@@ -141,24 +145,6 @@ class TrainingLoop:
         elif self.trainer.saved is None:
             # Batches that are acknowledged before the first checkpoint name this one.
             await self.checkpoints.write()
-
-    def _check_dropped(self, drop_equal: bool) -> None:
-        """Raise ConfigError if the algorithm's mean over the batch would miss the groups that the gateway drops."""
-        if drop_equal and learns_from_equal(self.trainer.algorithm):
-            raise ConfigError(
-                f"[algorithm] type = {self.settings.algorithm.type!r} compares each reward with those of the whole batch, and the"
-                " gateway leaves groups of equal rewards out of it, which biases the mean: set [staleness] drop_equal = false in"
-                " the gateway's file, or [algorithm] group_baseline = true"
-            )
-
-    def _check_length(self, engines: int) -> None:
-        """Raise ConfigError if positions were made for another length than that of the engines' rows."""
-        own = self.settings.model.max_model_len
-        if own is not None and own != engines:
-            raise ConfigError(
-                f"[model] max_model_len = {own}, but engines accept rows of {engines} tokens ([models.NAME] max_model_len in the"
-                " gateway's file): set both to the same value"
-            )
 
     async def _catch_up(self, published: int, used: int, consumed: int) -> None:
         """Replay to version `used`, the newest written, and on to `consumed`, the acknowledged one; else begin a new line."""
@@ -171,7 +157,9 @@ class TrainingLoop:
             )
         await self.nodes.claim()
         try:
-            await replay.replay(self.trainer, self.feed, self.images, self.weights, published, used, consumed)
+            await replay.replay(
+                self.trainer, self.feed, self.images, self.teacher, self.weights, published, used, consumed
+            )
         except replay.ReplayFailed as reason:
             self.trainer.renumber(max(used + 1, consumed))
             self.metrics.notify(
@@ -345,8 +333,10 @@ class TrainingLoop:
         while True:
             with clock.on(*waits):
                 fetched, claims = await self._fetch(cursor, bool(gathered))
-            cursor, gathered = fetched.cursor, gathered + fetched.groups
             missing |= await self.images.fetch(fetched.groups)
+            with clock.on("teacher", "idle"):
+                groups = await scored(self.teacher, fetched.groups)
+            cursor, gathered = fetched.cursor, gathered + groups
             arrived, size = len(batch.group_ids) + len(gathered), self.feed.current_lease.size
             self.metrics.collected(arrived, size)
             if claims:

@@ -1,0 +1,42 @@
+"""What the settings of trainer and gateway must agree on before anything is trained. Pure."""
+
+from __future__ import annotations
+
+from trainer.algorithms import Algorithm, learns_from_equal
+from trainer.config.settings import Settings
+from trainer.errors import ConfigError
+
+
+def check_dropped(settings: Settings, algorithm: Algorithm, drop_equal: bool) -> None:
+    """Raise ConfigError if the gateway drops groups of equal rewards, from which this run would learn."""
+    if not drop_equal:
+        return
+    if settings.distill is not None:
+        raise ConfigError(
+            "[distill] learns from groups of equal rewards too, and the gateway drops them: set [staleness] drop_equal = false in"
+            " the gateway's file"
+        )
+    if learns_from_equal(algorithm):
+        raise ConfigError(
+            f"[algorithm] type = {settings.algorithm.type!r} compares each reward with those of the whole batch, and the gateway"
+            " leaves groups of equal rewards out of it, which biases the mean: set [staleness] drop_equal = false in the"
+            " gateway's file, or [algorithm] group_baseline = true"
+        )
+
+
+def check_teacher(settings: Settings, sees_images: bool) -> None:
+    """Raise ConfigError if the run has a teacher and its model is trained on images, which no teacher is given."""
+    if settings.distill is not None and sees_images:
+        raise ConfigError(
+            f"[distill] scores text alone, and {settings.model.path} is trained on images: leave [distill] out"
+        )
+
+
+def check_length(settings: Settings, engines: int) -> None:
+    """Raise ConfigError if positions were made for another length than that of the engines' rows."""
+    own = settings.model.max_model_len
+    if own is not None and own != engines:
+        raise ConfigError(
+            f"[model] max_model_len = {own}, but engines accept rows of {engines} tokens ([models.NAME] max_model_len in the"
+            " gateway's file): set both to the same value"
+        )
