@@ -70,7 +70,7 @@ class EngineRequest(Protocol):
         ...
 
     @property
-    def near(self) -> str:
+    def cached_in(self) -> str:
         """The engine that has `cached` of its tokens."""
         ...
 
@@ -83,7 +83,7 @@ class EngineRequest(Protocol):
         ...
 
     @property
-    def to(self) -> str:
+    def preferred(self) -> str:
         """The engine to use, if that may sample it."""
         ...
 
@@ -206,7 +206,7 @@ class Choice:
         if not self.pays(engine, length, weight, steps_s):
             return (_FULL, running, engine.version, engine.name)
         inside = running + engine.extra
-        prefill_s = model.k3 * (length - cached)
+        prefill_s = model.s_per_call * (length - cached)
         lost = (inside + weight) / then_s * prefill_s / ((expected or _STAY) * then_s)
         gain = (inside + weight) / then_s - (inside / now_s if running else 0.0)
         return (lost - gain, running, engine.version, engine.name)
@@ -374,9 +374,9 @@ class Engines:
 
     def best(self, request: EngineRequest) -> OpenEngine | None:
         """Return the best engine that has room for a call; None: it waits."""
-        to = self.open.get(request.to)
-        if to is not None and to.version >= request.version:
-            return to
+        preferred = self.open.get(request.preferred)
+        if preferred is not None and preferred.version >= request.version:
+            return preferred
         return self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
@@ -393,12 +393,12 @@ class Engines:
         wanted = [engine for engine in candidates if engine.name not in request.avoid] or candidates
         key, length, expected = self.choice.key, footprint(request), request.expected
         weight = self.weight(request.version)
-        cached = {request.near: min(request.cached, request.length)} if request.near else {}
+        cached = {request.cached_in: min(request.cached, request.length)} if request.cached_in else {}
         keyed = [(key(e, length, expected, cached.get(e.name, 0), weight), e) for e in wanted]
         (less, *_), best = min(keyed, key=lambda pair: pair[0])
         if self.choice.rule == "gain" and 2 * request.cached > request.length:
             for (here, *_), engine in keyed:
-                if engine.name == request.near and -less <= _BETTER * -here:
+                if engine.name == request.cached_in and -less <= _BETTER * -here:
                     best = engine
         return best if self.choice.has_room(best, length, weight) else None
 
@@ -409,9 +409,9 @@ class Engines:
         for place, heap in self._heaps.items():
             if place[0] == late and place[1] >= request.version:
                 found += _first(heap, count)
-        near = self.open.get(request.near)
-        if near is not None and near.version >= request.version and near not in found:
-            found.append(near)
+        cached_in = self.open.get(request.cached_in)
+        if cached_in is not None and cached_in.version >= request.version and cached_in not in found:
+            found.append(cached_in)
         return found
 
     def _heaps_in_use(self) -> Iterator[_Place]:

@@ -32,10 +32,10 @@ class PeerBacklog:
     calls: int
     call: str = ""
     expected: int = 0
-    near: str = ""
+    cached_in: str = ""
     cached: int = 0
     avoid: tuple[str, ...] = ()
-    to: str = ""
+    preferred: str = ""
 
 
 class Waterfall:
