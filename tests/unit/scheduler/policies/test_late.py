@@ -13,7 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduler.policies.migration import MigrationSettings, Movable, moves
-from scheduler.policies.placement import Choice, Engines, OpenEngine
+from scheduler.policies.open_engines import Engines
+from scheduler.policies.placement import Choice, OpenEngine
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
@@ -64,8 +65,8 @@ def test_what_counts_changes_with_the_newest_version_and_with_what_is_there() ->
     held.published(3)
     held.published(2)  # a version that is behind is not the newest
     assert held.open["a"].extra == 2 * (8**3 - 1)
-    held.begun("a", 3, 10)
-    held.ended("a", 0, 10, 10)
+    held.add_call("a", 3, 10)
+    held.remove_call("a", 0, 10, 10)
     assert (held.open["a"].running, held.open["a"].extra) == (2, 8**3 - 1)
     held.published(500)  # as of a frozen model, whose calls have V = 0
     assert held.open["a"].extra == 2 * (8**4 - 1)

@@ -1,7 +1,8 @@
 """The waterfall, worked out by hand.
 
-With s_per_batch = s_per_step = 1 s and s_per_call = 0.5 s an engine samples 0.5, 1, 1.2, 1.33, 1.43 tokens/s with 1, 2, 3, 4, 5 calls:
-each adds 0.5, 0.5, 0.2, 0.133, 0.095. The ideal gain is 0.5, so with min_gain_share = 0.3 an engine has room for three calls.
+With s_per_batch = s_per_step = 1 s and s_per_call = 0.5 s an engine samples 0.5, 1, 1.2, 1.33, 1.43 tokens a second with 1 to 5
+calls: each adds 0.5, 0.5, 0.2, 0.133, 0.095. The ideal gain is 0.5, so with min_gain_share = 0.3 an engine has room for three
+calls.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.placement import Choice, Engines
+from scheduler.policies.open_engines import Engines
+from scheduler.policies.placement import Choice
 from scheduler.policies.routing import EngineLoad, choose
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
@@ -37,7 +39,7 @@ def test_each_call_goes_where_it_adds_most_and_what_finds_no_room_waits() -> Non
 def test_a_call_that_leaves_makes_room_for_the_first_that_waits() -> None:
     fall = waterfall(a=0)
     poured(fall, *calls(5))
-    fall.engines.ended("a", 0, 10, 50)
+    fall.engines.remove_call("a", 0, 10, 50)
     assert poured(fall) == {"v0-3": "a"}
 
 
@@ -66,8 +68,8 @@ def test_a_call_that_must_be_trained_sooner_is_not_overtaken() -> None:
     poured(fall, *calls(2, version=2))
     placed = poured(fall, Arrived("long", 1, 10_000), *[Arrived("short", 2, 10)])
     assert placed == {}
-    engines.ended("a", 0, 10, 10)
-    engines.ended("a", 0, 10, 10)
+    engines.remove_call("a", 0, 10, 10)
+    engines.remove_call("a", 0, 10, 10)
     assert next(iter(poured(fall))) == "long"
 
 
@@ -90,12 +92,12 @@ def test_what_was_placed_counts_whatever_a_late_snapshot_shows() -> None:
 
 def test_a_call_fills_the_cache_until_it_leaves() -> None:
     engines = waterfall(a=0).engines
-    engines.begun("a", 0, 10)
-    engines.begun("a", 0, 20)
+    engines.add_call("a", 0, 10)
+    engines.add_call("a", 0, 20)
     engines.apply_snapshot("a", 2, 0, 45)  # they have grown
-    engines.ended("a", 0, 10, 25)
+    engines.remove_call("a", 0, 10, 25)
     assert (engines.open["a"].kv, engines.open["a"].running) == (20, 1)
-    engines.begun("a", 0, 7)
+    engines.add_call("a", 0, 7)
     assert engines.open["a"].kv == 27
 
 
@@ -116,7 +118,7 @@ def test_calls_that_others_placed_count_by_the_snapshot() -> None:
     fall.engines.apply_snapshot("a", 3, 0, 40)
     fall.engines.refile()
     assert fall.engines.open["a"].foreign == 2
-    fall.engines.ended("a", 0, 10, 10)
+    fall.engines.remove_call("a", 0, 10, 10)
     assert fall.engines.open["a"].running == 2
 
 
