@@ -14,11 +14,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from headgate.arrow import read_stream
 from headgate.client.events import EventStream
-from headgate.client.refusal import (
-    GatewayRefused,
-    answered,
-    refusal,
-)
+from headgate.client.refusal import GatewayRefused, answered, refusal
 from headgate.types import (
     AS_REQUESTED,
     EpisodeMode,
