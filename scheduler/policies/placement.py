@@ -1,14 +1,15 @@
 """Places calls in engines (StaleFlow, arXiv 2601.12784): in the best of those whose version is at least the call's `min_version`.
 
-Two rules decide which is best, and whether there is room for the call or it waits (`waterfall.py`); `open_engines.py` applies them.
+Two rules, which `open_engines.py` applies, decide which is best, and whether there is room for the call or it waits
+(`waterfall.py`):
 
 - `cached` (`routing.py`): where its prefix is cached, if that outweighs the load there, else where least is running; any open
   engine has room.
 - `gain`: where its coming adds most tokens a second (`throughput.py`), less what the prefill of tokens that are not cached takes
   from the others; an engine has room while the gain is above `min_gain_share` of what the call would add to an empty engine, and
-  while nothing waits in the engine's own queue. A call most of which an engine has in its cache, such as a later turn, stays there
-  until another engine adds `BETTER` times as much, prefill included: the turns after it would have no cache there either. So an
-  agent that fans out gets several engines.
+  while nothing waits in the engine's own queue. A call most of which an engine has in its cache, such as a later turn, stays
+  there until another engine adds `BETTER` times as much, prefill included: the turns after it would have no cache there either.
+  So an agent that fans out gets several engines.
 
 *Late calls* (headgate's addition to `gain`). A group that began under `min_version` is trained by `min_version` + eta: the
 calls of it that still run when newer versions exist keep a batch waiting, and the rest do not. So a call weighs
