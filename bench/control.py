@@ -170,13 +170,15 @@ class Load:
             found.append(episode)
         return found
 
-    def _begin(self, episode: str, calls: int, near: str = "") -> Arrived:
+    def _begin(self, episode: str, calls: int, cached_in: str = "") -> Arrived:
         call = f"{episode}/{calls}"
         seconds = self._random.expovariate(
             1 / self.plan.call_s
         )  # without a memory, so the load is steady from the start
         heapq.heappush(self._ends, (self.clock.now() / SECOND + seconds, call, calls - 1))
-        return Arrived(call, 0, _PROMPT, expected=_SAMPLED, near=near, cached=_CACHED if near else 0)
+        return Arrived(
+            call, 0, _PROMPT, expected=_SAMPLED, cached_in=cached_in, cached=_CACHED if cached_in else 0
+        )
 
     def _decide(self, event: Event) -> None:
         events = deque([event])

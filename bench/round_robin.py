@@ -6,7 +6,8 @@ from collections import Counter
 from weakref import WeakKeyDictionary
 
 from gateway.cli import main
-from scheduler.policies.placement import EngineRequest, Engines, OpenEngine
+from scheduler.policies.open_engines import Engines
+from scheduler.policies.placement import EngineRequest, OpenEngine
 
 _turns: WeakKeyDictionary[Engines, Counter[str]] = WeakKeyDictionary()
 

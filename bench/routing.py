@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,13 +108,7 @@ class Setup:
 
     def tables(self, arm: str, urls: Sequence[str]) -> str:
         """Return the gateway's tables for an arm. The costs of steps are given, as a run knows them after its first minute."""
-        step = self.costs(self.engines - 1).step
-        prior = {
-            "s_per_kv_token": step.k1,
-            "s_per_batch": step.k2,
-            "s_per_call": step.k3,
-            "s_per_step": step.k4,
-        }
+        prior = asdict(self.costs(self.engines - 1).step)
         tables: dict[str, dict[str, Any]] = {
             "engine": self._engine(urls),
             "staleness": {"eta": self.eta, "batch": self.load.batch, "min_members": 1},

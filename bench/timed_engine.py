@@ -21,9 +21,7 @@ class Costs:
 
     def times(self, factor: float) -> Costs:
         """Return the costs of an engine that is slower by `factor`."""
-        k = self.step
-        model = EngineModel(k.k1 * factor, k.k2 * factor, k.k3 * factor, k.k4 * factor)
-        return Costs(model, self.prefill_s * factor)
+        return Costs(self.step.times(factor), self.prefill_s * factor)
 
 
 class TimedEngine(FakeEngine):

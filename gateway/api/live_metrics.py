@@ -24,6 +24,7 @@ from gateway.control.models import LocalModel, TrainedModel
 from gateway.control.nodes import ROLES, Nodes
 from gateway.render.tool_faults import TOOL_FAULTS
 from gateway.training_feed.ledger import StoredLedger
+from scheduler.policies.throughput import COEFFICIENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ LIVE_METRICS = {
 """The metrics of this module by name, without `headgate_`."""
 LABELS = {
     "api": "`chat`, `completions`, `responses`, `messages`",
-    "coefficient": "`k1` to `k4` (`scheduler/policies/throughput.py`): per cached token, per batch, per call, always",
+    "coefficient": "the field of `[routing.engine_prior]`: per cached token, per batch, per call, always",
     "code": "those of the [error codes](errors.md); empty for none",
     "engine": "the engines' names",
     "fault": "of tool calls: " + ", ".join(f"`{fault}`" for fault in TOOL_FAULTS),
@@ -174,7 +175,7 @@ def _speeds(placements: Mapping[str, ControlPlacement]) -> Iterator[Metric]:
         for model, placement in placements.items()
         for engine, speed in placement.describe().items()
     ]
-    steps = [((*place, k), speed[k]) for place, speed in found for k in ("k1", "k2", "k3", "k4")]
+    steps = [((*place, k), speed[k]) for place, speed in found for k in COEFFICIENTS]
     yield _figure("engine_step_seconds", steps)
     fitted = [(place, speed["error"]) for place, speed in found if speed["error"] is not None]
     yield _figure("engine_step_error", fitted)

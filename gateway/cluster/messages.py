@@ -7,6 +7,7 @@ and tables (`table`), by which a follower places its calls. After `hello` a foll
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any, TypedDict
 
 import orjson
@@ -104,7 +105,7 @@ def table_to_json(table: Table) -> Message:
     plan, peer_load = table.plan, table.peer_load
     return {
         "engines": [[e.engine, e.running, e.waiting, e.kv, e.tokens_per_s] for e in table.engines],
-        "speeds": {name: [m.k1, m.k2, m.k3, m.k4] for name, m in table.speeds.items()},
+        "speeds": {name: astuple(model) for name, model in table.speeds.items()},
         "plan": [plan.newest, plan.pulling],
         "processes": peer_load.processes,
         "queued": [[q.version, q.calls, q.length] for q in peer_load.queued],

@@ -37,13 +37,13 @@ class EnginePrior(Section):
     """`[routing.engine_prior]`: the assumed duration of an engine's step, until it has been measured: s_per_kv_token * cached
     tokens + max(s_per_batch, s_per_call * running calls) + s_per_step."""
 
-    s_per_kv_token: float = Field(_ENGINE.k1, ge=0, le=1)
+    s_per_kv_token: float = Field(_ENGINE.s_per_kv_token, ge=0, le=1)
     """Seconds for each token in the cache."""
-    s_per_batch: float = Field(_ENGINE.k2, ge=0, le=100)
+    s_per_batch: float = Field(_ENGINE.s_per_batch, ge=0, le=100)
     """Seconds for a batch, at least."""
-    s_per_call: float = Field(_ENGINE.k3, ge=0, le=100)
+    s_per_call: float = Field(_ENGINE.s_per_call, ge=0, le=100)
     """Seconds for each running call."""
-    s_per_step: float = Field(_ENGINE.k4, gt=0, le=100)
+    s_per_step: float = Field(_ENGINE.s_per_step, gt=0, le=100)
     """Seconds for every step."""
 
 

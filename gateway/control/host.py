@@ -363,15 +363,9 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
     """Return the control program's settings for routing."""
     routing, pulls = settings.routing, settings.update.order == "pull"
     names = ("rule", "min_gain_share", "late_call_weight")
-    prior = routing.engine_prior
     return {
         **{name: getattr(routing, name) for name in names},
-        "engine": {
-            "k1": prior.s_per_kv_token,
-            "k2": prior.s_per_batch,
-            "k3": prior.s_per_call,
-            "k4": prior.s_per_step,
-        },
+        "engine": routing.engine_prior.model_dump(),
         "sync": {
             "running_below": routing.running_below,
             "rate_below": routing.rate_below,

@@ -140,18 +140,18 @@ class ProgramPlacer:
         self._pool.set_placer(None)
 
     def _arrived(self, call: Call) -> Arrived:
-        near, cached = self._pool.cached(call)
+        cached_in, cached = self._pool.cached(call)
         hints = call.hints
         return Arrived(
             call.call_id,
             call.min_version,
             call.length,
             expected=max(hints.expected - len(call.turn.ids), 0),
-            near=near,
+            cached_in=cached_in,
             cached=cached,
             avoid=tuple(sorted(hints.avoid)),
             pinned=bool(call.pinned),
-            to=hints.preferred,
+            preferred=hints.preferred,
         )
 
     # Events of engines
@@ -197,6 +197,6 @@ class ProgramPlacer:
 
     async def _move(self, move: Move) -> None:
         try:
-            await self._pool.move(move.call, move.to or None)
+            await self._pool.move(move.call, move.target or None)
         except GatewayError as error:
             log.info("call %s stays in %s: %s", move.call, move.engine, error)

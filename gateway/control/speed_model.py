@@ -3,20 +3,21 @@
 The counters of each engine are read once a second. A sample is the difference of two readings: the calls of a step, its
 seconds and the tokens of prompts that were computed in it.
 
-    step = k1 * kv + max(k2, k3 * n) + k4 + prefill * p    (seconds; n calls, kv tokens in the cache, p tokens of prompts)
+    step = s_per_kv_token * kv + max(s_per_batch, s_per_call * n) + s_per_step + prefill_s * p
 
-Below the bend (a certain n) more calls cost nothing. For a given bend the formula is linear, so each observed n is tried as the
-bend with non-negative least squares, and the best fit is used. While all batches are small, k2 and k4 cannot be distinguished;
-their sum is divided as in the prior. The prior has the weight of a few samples, so coefficients without evidence keep its values;
-a prompt's token is as much as a call of a full batch (k3) until prefills were observed. Huber's rule gives outliers (a pause)
-less weight. An engine that has too few samples for a fit has the prior, as many times slower or faster as its samples are.
+with n calls, kv tokens in the cache and p tokens of prompts. Below the bend (a certain n) more calls cost nothing. For a given
+bend the formula is linear, so each observed n is tried as the bend with non-negative least squares, and the best fit is used.
+While all batches are small, `s_per_batch` and `s_per_step` cannot be distinguished; their sum is divided as in the prior. The
+prior has the weight of a few samples, so coefficients without evidence keep its values; a prompt's token is as much as a call
+of a full batch (`s_per_call`) until prefills were observed. Huber's rule gives outliers (a pause) less weight. An engine that
+has too few samples for a fit has the prior, as many times slower or faster as its samples are.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from statistics import median
 from typing import Any
@@ -73,11 +74,12 @@ def fit(samples: Sequence[Sample], prior: EngineModel) -> Fitting:
     distinct = np.unique(running)
     picked = np.linspace(0, len(distinct) - 1, min(_BENDS, len(distinct))).astype(int)
     bends = [*distinct[picked].tolist(), float("inf"), 0.0]
-    if prior.k3 > 0:
-        bends.append(prior.k2 / prior.k3)
+    if prior.s_per_call > 0:
+        bends.append(prior.s_per_batch / prior.s_per_call)
     found = [_at_bend(running, kv, step, prompts, bend, prior) for bend in dict.fromkeys(bends)]
     _, model, prefill_s = min(found, key=lambda one: one[0])
-    predicted = model.k1 * kv + np.maximum(model.k2, model.k3 * running) + model.k4 + prefill_s * prompts
+    batch_s = np.maximum(model.s_per_batch, model.s_per_call * running)
+    predicted = model.s_per_kv_token * kv + batch_s + model.s_per_step + prefill_s * prompts
     return Fitting(model, prefill_s, float(np.median(np.abs(predicted / step - 1.0))), len(samples))
 
 
@@ -85,22 +87,28 @@ def _at_bend(
     running: Array, kv: Array, step: Array, prompts: Array, bend: float, prior: EngineModel
 ) -> tuple[float, EngineModel, float]:
     """Return the best coefficients whose batch is flat up to `bend` calls: their cost, the model, and a prompt's token."""
-    flat = bend == float("inf")  # the samples do not determine k3
-    fixed, of_prompts, of_cache = np.ones_like(kv), (prompts, prior.k3), (kv, prior.k1)
+    flat = bend == float("inf")  # the samples do not determine s_per_call
+    fixed, of_prompts, of_cache = np.ones_like(kv), (prompts, prior.s_per_call), (kv, prior.s_per_kv_token)
     if flat:
-        parts = [of_cache, of_prompts, (fixed, prior.k2 + prior.k4)]
+        parts = [of_cache, of_prompts, (fixed, prior.s_per_batch + prior.s_per_step)]
     else:
-        parts = [of_cache, of_prompts, (fixed, prior.k4), (np.maximum(running, bend), prior.k3)]
+        parts = [
+            of_cache,
+            of_prompts,
+            (fixed, prior.s_per_step),
+            (np.maximum(running, bend), prior.s_per_call),
+        ]
     columns, start = np.stack([column for column, _ in parts], axis=1), np.array([k for _, k in parts])
-    (k1, prefill_s, k4, *rest), cost = _robust(columns / step[:, None], start)
+    (kv_token_s, prefill_s, step_s, *rest), cost = _robust(columns / step[:, None], start)
     if flat:
-        k2 = prior.k2 / (prior.k2 + prior.k4) * k4
-        k4, k3 = k4 - k2, min(prior.k3, k2 / running.max())
+        batch_s = prior.s_per_batch / (prior.s_per_batch + prior.s_per_step) * step_s
+        step_s, call_s = step_s - batch_s, min(prior.s_per_call, batch_s / running.max())
     else:
-        k3 = rest[0]
-        k2 = k3 * bend
-    model = EngineModel(*map(float, (k1, k2, k3, k4))) if max(k2, k3) + k4 > 0 else prior
-    return cost, model, float(prefill_s)
+        call_s = rest[0]
+        batch_s = call_s * bend
+    if max(batch_s, call_s) + step_s <= 0:
+        return cost, prior, float(prefill_s)
+    return cost, EngineModel(*map(float, (kv_token_s, batch_s, call_s, step_s))), float(prefill_s)
 
 
 def _robust(columns: Array, start: Array) -> tuple[Array, float]:
@@ -193,8 +201,8 @@ class _Engine:
 
 def _scaled(prior: EngineModel, samples: Iterable[Sample]) -> EngineModel:
     """Return the prior, times the median of what the samples' steps take compared with it."""
-    ratio = median(s.step_s / (prior.step_s(s.running, s.kv) + prior.k3 * s.prompts) for s in samples)
-    return EngineModel(prior.k1 * ratio, prior.k2 * ratio, prior.k3 * ratio, prior.k4 * ratio)
+    ratio = median(s.step_s / (prior.step_s(s.running, s.kv) + prior.s_per_call * s.prompts) for s in samples)
+    return prior.times(ratio)
 
 
 class SpeedModels:
@@ -253,7 +261,7 @@ class SpeedModels:
         for name, engine in self._engines.items():
             model = engine.model or self.prior
             found[name] = {
-                **{key: getattr(model, key) for key in ("k1", "k2", "k3", "k4")},
+                **asdict(model),
                 "prefill_s": engine.fitting.prefill_s if engine.fitting else None,
                 "error": round(engine.fitting.error, 4) if engine.fitting else None,
                 "samples": len(engine.samples),

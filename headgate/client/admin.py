@@ -14,11 +14,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from headgate.arrow import read_stream
 from headgate.client.events import EventStream
-from headgate.client.refusal import (
-    GatewayRefused,
-    answered,
-    refusal,
-)
+from headgate.client.refusal import GatewayRefused, answered, refusal
 from headgate.types import (
     AS_REQUESTED,
     EpisodeMode,
@@ -148,7 +144,7 @@ class GatewayClient:
 
     async def trajectory(self, episode_id: str, model: str | None = None) -> dict[str, Any]:
         """Return an episode's token tree, as JSON; of the episode's own model, or of another that it called."""
-        return await self._json("GET", f"/episodes/{episode_id}/trajectory", params=_of(model))
+        return await self._json("GET", f"/episodes/{episode_id}/trajectory", params=_model_query(model))
 
     async def exchange(self, episode_id: str, call_id: str) -> dict[str, Any]:
         """Return the request to an upstream model and its answer."""
@@ -184,7 +180,7 @@ class GatewayClient:
         self, lease: Lease, cursor: int = 0, wait_s: float = 0.0, model: str | None = None
     ) -> LeasedGroups:
         """Return the rewarded groups after `cursor`, maybe none; wait up to `wait_s` for one."""
-        params = {"cursor": cursor, "wait": wait_s, "fence": lease.fence, **_of(model)}
+        params = {"cursor": cursor, "wait": wait_s, "fence": lease.fence, **_model_query(model)}
         response = await self._send("GET", f"/leases/{lease.lease_id}/groups", params=params, wait_s=wait_s)
         return _leased(response)
 
@@ -202,19 +198,19 @@ class GatewayClient:
 
     async def batches(self, model: str | None = None) -> list[dict[str, Any]]:
         """Return the trained batches, in order: buffer, groups, trained_at (seconds since the epoch)."""
-        return (await self._json("GET", "/batches", params=_of(model)))["batches"]
+        return (await self._json("GET", "/batches", params=_model_query(model)))["batches"]
 
     async def batch_groups(self, buffer: int, model: str | None = None) -> tuple[Group, ...]:
         """Return the groups of a trained batch, in the order and form of its lease. Only the flag ORPHANED may differ: it is
         the present one. Raise `GatewayRefused` with status 404 if the batch was not trained.
         """
-        response = await self._send("GET", f"/batches/{buffer}/groups", params=_of(model))
+        response = await self._send("GET", f"/batches/{buffer}/groups", params=_model_query(model))
         return _leased(response).groups
 
     async def staleness(self, model: str | None = None) -> dict[str, Any]:
         """Return the ledger of a trained model: version, next batch to train, batches, waiting groups, and recently lost
         groups."""
-        return await self._json("GET", "/staleness", params=_of(model))
+        return await self._json("GET", "/staleness", params=_model_query(model))
 
     async def why(self, episode_id: str) -> dict[str, Any]:
         """Return the history of an episode and its group, in order and in words, and the verdict."""
@@ -222,7 +218,7 @@ class GatewayClient:
 
     async def _post_lease(self, lease: Lease, action: str, model: str | None, **fields: str) -> None:
         body = {"fence": lease.fence, **fields}
-        await self._json("POST", f"/leases/{lease.lease_id}/{action}", json=body, params=_of(model))
+        await self._json("POST", f"/leases/{lease.lease_id}/{action}", json=body, params=_model_query(model))
 
     # Weights
 
@@ -248,11 +244,11 @@ class GatewayClient:
 
     async def weights(self, version: int, model: str | None = None) -> dict[str, Any]:
         """Return a version's state, parent, probe reports and the seconds of each step of its update."""
-        return await self._json("GET", f"/weights/{version}", params=_of(model))
+        return await self._json("GET", f"/weights/{version}", params=_model_query(model))
 
     async def status(self, model: str | None = None) -> dict[str, Any]:
         """Return a trained model's newest version and batches, every engine, open episodes, and totals."""
-        return await self._json("GET", "/status", params=_of(model))
+        return await self._json("GET", "/status", params=_model_query(model))
 
     # Engines and calls
 
@@ -408,5 +404,5 @@ def _leased(response: httpx.Response) -> LeasedGroups:
     return LeasedGroups(groups, int(response.headers["x-headgate-cursor"]), complete)
 
 
-def _of(model: str | None) -> dict[str, str]:
+def _model_query(model: str | None) -> dict[str, str]:
     return {} if model is None else {"model": model}

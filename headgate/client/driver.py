@@ -22,47 +22,20 @@ from typing import Any
 import httpx
 
 from headgate.client.admin import GatewayClient, GatewayRefused
-from headgate.client.agents import (
-    Agent,
-    Reward,
-    Task,
-)
+from headgate.client.agents import Agent, Reward, Task
 from headgate.client.closings import Closings
-from headgate.client.failures import (
-    FailureRate,
-    RunStopped,
-    pause_s,
-)
+from headgate.client.failures import FailureRate, RunStopped, pause_s
 from headgate.client.foreign import RanIntoCancel, run_foreign
-from headgate.client.opening import (
-    STOP_GRACE_S,
-    Kind,
-    Opening,
-)
+from headgate.client.opening import STOP_GRACE_S, Kind, Opening
 from headgate.client.order import Passes, TaskOrder
-from headgate.client.outcomes import (
-    Crash,
-    EpisodeEnded,
-    EpisodeOutcome,
-    closed,
-)
+from headgate.client.outcomes import Crash, EpisodeEnded, EpisodeOutcome, closed
 from headgate.client.refusal import NotAGateway, unanswered
-from headgate.client.retry import (
-    GatewayUnreachable,
-    RetryPolicy,
-    Stopped,
-    sleep_or_stop,
-)
+from headgate.client.retry import GatewayUnreachable, RetryPolicy, Stopped, sleep_or_stop
 from headgate.client.waits import Waits
 from headgate.end_reasons import INTERRUPTED
 from headgate.keys import attempt_key
 from headgate.rewards import all_equal
-from headgate.types import (
-    AS_REQUESTED,
-    EpisodeMode,
-    EpisodeOpened,
-    EpisodeSampling,
-)
+from headgate.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
 
 _CONFLICT, _SERVER_ERRORS = 409, 500
 NO_REWARD, REWARD_REFUSED = "no_reward", "reward_refused"

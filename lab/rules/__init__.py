@@ -8,7 +8,6 @@ be trained. The bounds always hold.
 | staleflow | the bound | <= eta | <= (eta + 1) * (B + spare_groups) | its own batch |
 | synchronous | ignored, 0 | 0 | <= B | all groups |
 | one_step | ignored, 1 | <= 1 | <= 2 B | all groups, once the batch before it is trained |
-| slime | update_weights_interval, >= 1 | <= eta | <= 2 B; < 3 B if groups fail | as one_step |
 | roll | async_generation_ratio | <= eta | <= (eta + 1) B | every younger group |
 | areal | max_staleness | not bounded | <= (eta + 1) B | no group |
 | verl | staleness_threshold, in batches | not bounded | <= (eta + 1) B | no group |
@@ -31,12 +30,11 @@ RULES = {
     "verl": "lab.rules.verl:Verl",
     "areal": "lab.rules.areal:Areal",
     "roll": "lab.rules.roll:Roll",
-    "slime": "lab.rules.slime:Slime",
 }
 """The module and class of each rule."""
 
 
 def create(name: str, settings: LedgerSettings) -> StalenessRule:
-    """Return the rule of that name in its first state. Raise KeyError, and ValueError if the settings are not for it."""
+    """Return the rule of that name in its first state. Raise KeyError."""
     rule: StalenessRule = pkgutil.resolve_name(RULES[name])(settings)
     return rule

@@ -63,10 +63,6 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         """Return true if `group`, the first of the finished ones, may enter a batch that has room."""
         return True
 
-    def on_settled(self, finished: bool) -> list[Command]:
-        """Return the commands that follow when a group is finished (before it enters) or dropped as worthless."""
-        return []
-
     # Inputs of the decisions
 
     @property
@@ -102,11 +98,6 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     def oldest_running(self) -> int:
         """Return the least version of a group that runs; if none does, the newest version."""
         return min(self._running, default=self.version)
-
-    def running_groups(self) -> list[QueuedGroup]:
-        """Return the groups that run, in order of start."""
-        waiting = {group.group_id for group in self._finished}
-        return [g for g in self._groups.values() if g.state == "reserved" and g.group_id not in waiting]
 
     def give_up(self, groups: list[QueuedGroup], reason: str) -> list[Command]:
         """Drop groups that run or are finished, but did not enter."""
@@ -170,7 +161,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         if reason is None:
             insort(self._finished, group, key=self.rank)
         fate = self._mark_dropped(group, reason) if reason else []
-        return [*fate, *self.on_settled(reason is None), *self._fill()]
+        return [*fate, *self._fill()]
 
     def _stop(self, group: QueuedGroup) -> None:
         self._running[group.version] -= 1

@@ -97,7 +97,7 @@ class Combined:
         self._foresight = Foresight()
         self._calls: dict[str, Sample] = {}
         """Calls that run or wait, by name."""
-        self._to: dict[str, str] = {}
+        self._targets: dict[str, str] = {}
         """The engines that moving calls are expected to go to."""
         self._steps: dict[str, StepCommand] = {}
         """Steps that take time, by engine."""
@@ -196,7 +196,7 @@ class Combined:
             name = f"{sample.name}/{turn}"
             if self._calls.pop(name, None) is not None:
                 left.append(CallDeparted(name, context))
-                self._to.pop(name, None)
+                self._targets.pop(name, None)
                 if sample.at > turn:
                     self._foresight.learn(sample.turns[turn].sampled)
         if left:
@@ -284,15 +284,15 @@ class Combined:
         name = f"{sample.name}/{sample.at}"
         self._calls[name] = sample
         expected = self._foresight.expect(sample.predicted)
-        near = world.last_host(sample)
+        last = world.last_host(sample)
         return Arrived(
             name,
             sample.group.version,
             sample.call.context,
             expected=max(expected - sample.call.done, 1) if expected else 0,
-            near=near.name if near else "",
-            cached=sample.call.prompt - sample.turns[sample.at].prompt if near else 0,
-            to=self._to.pop(name, ""),
+            cached_in=last.name if last else "",
+            cached=sample.call.prompt - sample.turns[sample.at].prompt if last else 0,
+            preferred=self._targets.pop(name, ""),
         )
 
     def _fill(self, world: World) -> None:
@@ -322,8 +322,8 @@ class Combined:
                     self._act(world, do)
                 case Placed(call, engine):
                     self._place(world, call, self._hosts[engine])
-                case Move(call, engine, to):
-                    self._move(world, call, self._hosts[engine], to)
+                case Move(call, engine, target):
+                    self._move(world, call, self._hosts[engine], target)
         self._doing = False
 
     def _act(self, world: World, do: StepCommand) -> None:
@@ -373,10 +373,10 @@ class Combined:
         else:
             self.on_homeless(world, [sample])
 
-    def _move(self, world: World, call: str, host: Host, to: str) -> None:
+    def _move(self, world: World, call: str, host: Host, target: str) -> None:
         sample = self._calls.get(call)
         if sample is not None and sample.host is host and host.state == "open":
-            self._to[call] = to
+            self._targets[call] = target
             world.give_back(sample)
 
 

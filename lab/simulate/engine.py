@@ -1,7 +1,7 @@
 """An inference engine in closed form: events are admissions and ends of calls, never tokens.
 
-A decode step of n calls with kv tokens in the cache takes k1 * kv + max(k2, k3 * n) + k4 seconds (StaleFlow, arXiv
-2601.12784) and gives each running call one token. While the same calls run, kv grows by n a step, so s
+A decode step of n calls with kv tokens in the cache takes k1 * kv + max(k2, k3 * n) + k4 seconds (StaleFlow, arXiv 2601.12784;
+`scheduler.policies.throughput`) and gives each running call one token. While the same calls run, kv grows by n a step, so s
 steps take
 
     span(s) = s * (max(k2, k3 * n) + k4) + k1 * (s * kv + n * s * (s - 1) / 2),
@@ -35,8 +35,29 @@ HEADROOM = 256
 
 def span_s(model: EngineModel, steps: int, n: int, kv: int) -> float:
     """Return the seconds of `steps` steps of n calls that begin with kv tokens in the cache."""
-    flat = max(model.k2, model.k3 * n) + model.k4
-    return steps * flat + model.k1 * (steps * kv + n * steps * (steps - 1) / 2)
+    flat = max(model.s_per_batch, model.s_per_call * n) + model.s_per_step
+    return steps * flat + model.s_per_kv_token * (steps * kv + n * steps * (steps - 1) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperModel(EngineModel):
+    """The coefficients, also by the paper's names, by which the frozen baselines read them."""
+
+    @property
+    def k1(self) -> float:
+        return self.s_per_kv_token
+
+    @property
+    def k2(self) -> float:
+        return self.s_per_batch
+
+    @property
+    def k3(self) -> float:
+        return self.s_per_call
+
+    @property
+    def k4(self) -> float:
+        return self.s_per_step
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +83,7 @@ class Call:
 class EngineCosts:
     """The capacity of an engine, and the time of its steps."""
 
-    model: EngineModel
+    model: PaperModel
     prefill_s: float
     """Seconds for each token of a prompt."""
     capacity: int
@@ -183,7 +204,7 @@ class Engine:
     def _steps_until(self, seconds: float) -> int:
         """Return the least number of steps that take at least `seconds`."""
         model, n = self.costs.model, len(self._running)
-        a = model.k1 * n / 2
+        a = model.s_per_kv_token * n / 2
         b = model.step_s(n, self.kv) - a
         # The root of a s^2 + b s - seconds, in the form without cancellation.
         root = 2 * seconds / (b + math.sqrt(b * b + 4 * a * seconds))

@@ -15,9 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lab.simulate.engine import EngineCosts
+from lab.simulate.engine import EngineCosts, PaperModel
 from lab.simulate.errors import ScenarioError
-from scheduler.policies.throughput import EngineModel
 
 COEFFICIENTS = Path(__file__).with_name("coefficients.toml")
 _BYTES = 2
@@ -114,11 +113,11 @@ def engine_costs(model: str, gpu: str, gpus: int, slots: int = 0) -> EngineCosts
         raise ScenarioError(f"model {model} leaves no room for a cache on {gpus} {gpu}")
     exchange = fixed["exchange_s"] * shape["layers"] if gpus > 1 else 0.0
     return EngineCosts(
-        EngineModel(
-            k1=a_token / bandwidth,
-            k2=weights / bandwidth,
-            k3=2 * shape["parameters"] / (flops * share["decode_flops"]),
-            k4=fixed["step_s"] + exchange,
+        PaperModel(
+            s_per_kv_token=a_token / bandwidth,
+            s_per_batch=weights / bandwidth,
+            s_per_call=2 * shape["parameters"] / (flops * share["decode_flops"]),
+            s_per_step=fixed["step_s"] + exchange,
         ),
         prefill_s=2 * shape["parameters"] / (flops * share["prefill_flops"]),
         capacity=int(free / a_token),

@@ -24,7 +24,8 @@ recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
 
 [lengths]                 # see workload.Lengths
 [turns]                   # see workload.Turns
-[engine_costs]            # measured, in place of gpu and model: prefill_s, capacity, slots, model = { k1, k2, k3, k4 }
+[engine_costs]            # measured, in place of gpu and model: prefill_s, capacity, slots, and model = { ... } with
+                          # s_per_kv_token, s_per_batch, s_per_call and s_per_step
 [trainer_costs]           # likewise: token_s, recompute_s, step_s, spread
 """
 

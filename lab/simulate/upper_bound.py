@@ -95,8 +95,10 @@ def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task], gpus: int, costs: En
                 context += turn.sampled
     live = (scenario.eta + 1) * scenario.batch * len(tasks[0].episodes)
     calls = max(1, min(costs.slots, live, int(costs.capacity * sampled / read)))
-    step_s = max(model.k2 / calls, model.k3) + model.k4 / calls
-    return gpus * (read * model.k1 + sampled * step_s + prompts * costs.prefill_s * (1 - costs.overlap))
+    step_s = max(model.s_per_batch / calls, model.s_per_call) + model.s_per_step / calls
+    return gpus * (
+        read * model.s_per_kv_token + sampled * step_s + prompts * costs.prefill_s * (1 - costs.overlap)
+    )
 
 
 def _alone(costs: EngineCosts, turns: Sequence[Turn]) -> float:

@@ -23,12 +23,7 @@ from headgate.processes.child import LocalProcess
 from headgate.processes.errors import GivenUp
 from headgate.processes.ports import url_of
 from headgate.processes.slow import SILENT_S, reported
-from headgate.processes.supervised import (
-    Budget,
-    Child,
-    Report,
-    SupervisedProcess,
-)
+from headgate.processes.supervised import Budget, Child, Report, SupervisedProcess
 from scheduler.cluster import preflight, sharing
 from scheduler.cluster.autoscaler import Autoscaler
 from scheduler.cluster.errors import ClusterError, Unsatisfied

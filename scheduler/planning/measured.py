@@ -16,7 +16,7 @@ from typing import Any
 from scheduler.planning.profile import BadProfile
 from scheduler.planning.timeline import Timeline
 from scheduler.policies.allocation import AS_MEASURED, Points, Pool, Sampling, Site, Stage
-from scheduler.policies.throughput import EngineModel
+from scheduler.policies.throughput import COEFFICIENTS, EngineModel
 from scheduler.reactor.recording import Decision, Event, Run, objects
 
 
@@ -61,7 +61,7 @@ def _sampling(runs: Sequence[Run], timeline: Timeline, steps: int, nodes: int) -
     calls, fitted, engines, most = _facts(runs, timeline)
     if not calls or not fitted:
         return None
-    coefficients = (statistics.median(f[k] for f in fitted.values()) for k in ("k1", "k2", "k3", "k4"))
+    coefficients = (statistics.median(f[k] for f in fitted.values()) for k in COEFFICIENTS)
     ends = [timeline.start_s, *(step.end_s for step in timeline.steps)]
     longest = [
         max((c.length - c.prompt for c in calls if start < c.over_s <= end), default=0)

@@ -15,7 +15,7 @@ from headgate.configuration import (
 )
 from scheduler.cluster import sharing
 from scheduler.policies.allocation import Hardware, Points, Pool, Sampling, Site, Stage, Training
-from scheduler.policies.throughput import EngineModel
+from scheduler.policies.throughput import COEFFICIENTS, EngineModel
 
 Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -47,13 +47,13 @@ class GenerationSettings(Section):
 
     seconds: Measured | None = None
     """`{ 1 = 410.0, 2 = 212.5 }`: nodes, and how long a batch takes on them."""
-    k1: NotNegative | None = None
+    s_per_kv_token: NotNegative | None = None
     """Seconds of a decode step for each cached token (`scheduler.policies.throughput`)."""
-    k2: NotNegative | None = None
+    s_per_batch: NotNegative | None = None
     """Seconds of a decode step for the batch at least."""
-    k3: NotNegative | None = None
+    s_per_call: NotNegative | None = None
     """Seconds of a decode step for each running call."""
-    k4: NotNegative | None = None
+    s_per_step: NotNegative | None = None
     """Seconds of every decode step."""
     engines: int = Field(1, ge=1, le=1024)
     """Engines per node."""
@@ -62,9 +62,9 @@ class GenerationSettings(Section):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
-        given = [k is not None for k in (self.k1, self.k2, self.k3, self.k4)]
+        given = [getattr(self, name) is not None for name in COEFFICIENTS]
         if any(given) == (self.seconds is not None) or any(given) != all(given):
-            raise ValueError("either `seconds`, or all of k1, k2, k3 and k4")
+            raise ValueError(f"either `seconds`, or all of {', '.join(COEFFICIENTS)}")
         return self
 
 
@@ -193,9 +193,9 @@ class Profile(Section):
         batch = self.batch
         if given.seconds is not None:
             return Points(tuple(sorted(given.seconds.items())))
-        assert batch is not None and None not in (given.k1, given.k2, given.k3, given.k4)
+        assert batch is not None
         try:
-            engine = EngineModel(given.k1 or 0.0, given.k2 or 0.0, given.k3 or 0.0, given.k4 or 0.0)
+            engine = EngineModel(*(getattr(given, name) for name in COEFFICIENTS))
         except ValueError as error:
             raise BadProfile(f"{table}: {error}") from error
         return Sampling(

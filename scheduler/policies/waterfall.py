@@ -16,7 +16,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scheduler.policies.placement import EngineRequest, Engines, footprint
+from scheduler.policies.open_engines import Engines
+from scheduler.policies.placement import EngineRequest, footprint
 
 _AMONG = 1024
 _Entry = tuple[int, int, int, EngineRequest]
@@ -32,10 +33,10 @@ class PeerBacklog:
     calls: int
     call: str = ""
     expected: int = 0
-    near: str = ""
+    cached_in: str = ""
     cached: int = 0
     avoid: tuple[str, ...] = ()
-    to: str = ""
+    preferred: str = ""
 
 
 class Waterfall:
@@ -89,7 +90,9 @@ class Waterfall:
         """Count room for the calls of other processes that precede this `min_version`; return false if there is too little."""
         for older in sorted(v for v in self._peer_backlog if v < version):
             queue = self._peer_backlog[older]
-            counted = next((n for n in range(queue.calls) if not self.engines.elsewhere(queue)), queue.calls)
+            counted = next(
+                (n for n in range(queue.calls) if not self.engines.count_elsewhere(queue)), queue.calls
+            )
             if counted < queue.calls:
                 self._peer_backlog[older] = replace(queue, calls=queue.calls - counted)
                 return False
@@ -109,6 +112,6 @@ class Waterfall:
                 return False
             heapq.heappop(queue)
             del self.waiting[request.call]
-            self.engines.begun(engine.name, request.version, footprint(request))
+            self.engines.add_call(engine.name, request.version, footprint(request))
             placed.append((request, engine.name))
         return True

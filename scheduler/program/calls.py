@@ -21,7 +21,7 @@ class Arrived:
     """Tokens of its prompt and of what was sampled so far."""
     expected: int = 0
     """The predicted number of tokens that it will still sample; 0: unknown."""
-    near: str = ""
+    cached_in: str = ""
     """The engine that has most of its tokens in its cache."""
     cached: int = 0
     """The number of these tokens."""
@@ -29,7 +29,7 @@ class Arrived:
     """Engines to avoid while there is another."""
     pinned: bool = False
     """True if the call cannot move to another engine once it runs."""
-    to: str = ""
+    preferred: str = ""
     """The engine to use if it is open, because the call was sent to it or waited for it."""
 
 
@@ -143,9 +143,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The command that an engine give a running call back, which then arrives again. `to`: the engine that it is expected to
-    get."""
+    """The command that an engine give a running call back, which then arrives again."""
 
     call: str
     engine: str
-    to: str = ""
+    target: str = ""
+    """The engine that the call is expected to get."""

@@ -23,7 +23,8 @@ from typing import Any
 
 from scheduler.policies.lending import remaining
 from scheduler.policies.migration import MigrationSettings, Movable, moves
-from scheduler.policies.placement import Choice, EngineRequest, Engines, OpenEngine, footprint
+from scheduler.policies.open_engines import Engines
+from scheduler.policies.placement import Choice, EngineRequest, OpenEngine, footprint
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import PeerBacklog, Waterfall
@@ -231,7 +232,7 @@ class Placement(Reactor):
             self._waterfall.drop(call)
         else:
             del self._inside[run.engine][call]
-            self._engines.ended(run.engine, run.request.version, footprint(run.request), length)
+            self._engines.remove_call(run.engine, run.request.version, footprint(run.request), length)
 
     def _on_peer_load(self, now: Context) -> None:
         self._peer_load = peer_load = now[self.peer_load]

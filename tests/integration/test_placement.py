@@ -149,9 +149,9 @@ async def test_the_speed_of_engines_is_shown(tiny_model: Path, tmp_path: Path) -
         await until(seen, "both were looked at")
         (engine, _) = (await gateway.http.get("/admin/v1/engines")).json()["engines"]
         assert engine["speed"]["error"] is None
-        assert engine["speed"]["k2"] == gateway.settings.routing.engine_prior.s_per_batch
+        assert engine["speed"]["s_per_batch"] == gateway.settings.routing.engine_prior.s_per_batch
         page = (await gateway.http.get("/metrics")).text
-        assert 'headgate_engine_step_seconds{coefficient="k2",engine="demo-0",model="demo"}' in page
+        assert 'headgate_engine_step_seconds{coefficient="s_per_batch",engine="demo-0",model="demo"}' in page
 
 
 @pytest.mark.parametrize("group_version", [pytest.param("newest", marks=pytest.mark.long), "engine"])

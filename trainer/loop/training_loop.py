@@ -25,11 +25,7 @@ import time
 
 from headgate.client import GatewayClient
 from headgate.processes.slow import SILENT_S, reported
-from headgate.types import (
-    Group,
-    Lease,
-    LeasedGroups,
-)
+from headgate.types import Group, Lease, LeasedGroups
 from headgate.weights import folders
 from trainer.config.settings import Settings
 from trainer.data.batch import Batch

@@ -14,7 +14,8 @@ from bench.routing import ARMS, Setup
 from bench.slow_trainer import Load
 from bench.timed_engine import Costs, TimedEngine
 from gateway.config.settings import Settings
-from scheduler.policies.placement import Choice, Engines
+from scheduler.policies.open_engines import Engines
+from scheduler.policies.placement import Choice
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived
 from tests.faults.virtual.clock import Clock, VirtualLoop
@@ -66,7 +67,7 @@ def test_in_turn_means_every_engine_that_may_whatever_runs_there() -> None:
     for name, version in (("a", 1), ("b", 0), ("c", 1)):
         engines.opened(name, version, EngineModel())
     for _ in range(5):
-        engines.begun("c", 1, 10)
+        engines.add_call("c", 1, 10)
     chosen = [in_turn(engines, Arrived("x", version, 10)) for version in (0, 0, 0, 1, 1, 0, 2)]
     assert [engine.name if engine else None for engine in chosen] == ["a", "b", "c", "a", "c", "b", None]
 

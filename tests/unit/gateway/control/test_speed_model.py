@@ -10,8 +10,8 @@ from gateway.control.speed_model import Sample, SpeedModels, fit
 from gateway.engines.base import Load, StepCounts
 from scheduler.policies.throughput import EngineModel
 
-TRUE = EngineModel(k1=2e-7, k2=8e-3, k3=2e-4, k4=3e-3)
-PRIOR = EngineModel(k1=1e-7, k2=5e-3, k3=1e-4, k4=5e-3)
+TRUE = EngineModel(s_per_kv_token=2e-7, s_per_batch=8e-3, s_per_call=2e-4, s_per_step=3e-3)
+PRIOR = EngineModel(s_per_kv_token=1e-7, s_per_batch=5e-3, s_per_call=1e-4, s_per_step=5e-3)
 
 
 def load(sampled: int, counts: StepCounts | None = None) -> Load:
@@ -38,25 +38,35 @@ def seconds(
 @pytest.mark.parametrize("outliers", [0.0, 0.1])
 def test_coefficients_are_found_again_from_noisy_seconds_with_outliers(outliers: float) -> None:
     found = fit(seconds(300, 160, outliers=outliers), PRIOR)
-    assert found.model.k1 == pytest.approx(TRUE.k1, rel=0.1)
-    assert found.model.k3 == pytest.approx(TRUE.k3, rel=0.2)
+    assert found.model.s_per_kv_token == pytest.approx(TRUE.s_per_kv_token, rel=0.1)
+    assert found.model.s_per_call == pytest.approx(TRUE.s_per_call, rel=0.2)
     assert found.error < 0.05
     for running, kv in ((1, 1000), (20, 60_000), (100, 300_000), (160, 900_000)):
         assert found.model.step_s(running, kv) == pytest.approx(TRUE.step_s(running, kv), rel=0.08)
 
 
 def test_coefficients_without_evidence_stay_at_the_prior() -> None:
-    """Eight calls never leave the flat part: k3 is unknown, and k2 is known only together with k4."""
+    """Eight calls never leave the flat part: s_per_call is unknown, and s_per_batch is known only together with s_per_step."""
     found = fit(seconds(200, 8), PRIOR)
-    assert found.model.k3 == PRIOR.k3
-    assert found.model.k2 + found.model.k4 == pytest.approx(TRUE.k2 + TRUE.k4, rel=0.1)
-    assert found.model.k2 == pytest.approx(found.model.k4, rel=1e-6)  # as in the prior
+    assert found.model.s_per_call == PRIOR.s_per_call
+    assert found.model.s_per_batch + found.model.s_per_step == pytest.approx(
+        TRUE.s_per_batch + TRUE.s_per_step, rel=0.1
+    )
+    assert found.model.s_per_batch == pytest.approx(found.model.s_per_step, rel=1e-6)  # as in the prior
 
 
 def test_no_coefficient_is_negative_and_the_same_seconds_give_the_same() -> None:
     short = seconds(60, 40, noise=0.5, lengths=(1, 5))
     found = fit(short, PRIOR)
-    assert min(found.model.k1, found.model.k2, found.model.k3, found.model.k4) >= 0
+    assert (
+        min(
+            found.model.s_per_kv_token,
+            found.model.s_per_batch,
+            found.model.s_per_call,
+            found.model.s_per_step,
+        )
+        >= 0
+    )
     assert fit(short, PRIOR) == found
     with pytest.raises(ValueError, match="samples"):
         fit([], PRIOR)

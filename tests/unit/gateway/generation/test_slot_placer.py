@@ -256,7 +256,7 @@ async def test_the_program_gets_the_requirements_of_a_call(coordinator: Coordina
     assert await asks(pool, one) is slot
     (demand,) = coordinator.heard(Demand)
     assert demand.arrived == (
-        Arrived("one", 7, 12, 3, near="a", cached=10, avoid=("b",), pinned=True, to="a"),
+        Arrived("one", 7, 12, 3, cached_in="a", cached=10, avoid=("b",), pinned=True, preferred="a"),
     )
 
 

@@ -42,7 +42,7 @@ class RuleMachine(RuleBasedStateMachine):
 
     @initialize(eta=st.integers(0, 3), batch=st.integers(1, 3), members=st.integers(1, 3))
     def start(self, eta: int, batch: int, members: int) -> None:
-        self.limits = LedgerSettings(max(eta, 1) if self.name == "slime" else eta, batch, members)
+        self.limits = LedgerSettings(eta, batch, members)
         self.rule = rules.create(self.name, self.limits)
         self.model = QueueModel(self.name, self.limits)
         self.events: list[Event] = []
@@ -269,4 +269,3 @@ TestOneStep = machine("one_step")
 TestVerl = machine("verl")
 TestAreal = machine("areal")
 TestRoll = machine("roll")
-TestSlime = machine("slime")

@@ -45,7 +45,11 @@ def finished(costs: EngineCosts, jobs: list[Job]) -> dict[int, float]:
                 waiting.append(coming.pop(0))
         if running:
             kv = sum(j.prompt + j.done for j in running)
-            now += model.k1 * kv + max(model.k2, model.k3 * len(running)) + model.k4
+            now += (
+                model.s_per_kv_token * kv
+                + max(model.s_per_batch, model.s_per_call * len(running))
+                + model.s_per_step
+            )
             for job in running:
                 job.done += 1
     return ends

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.simulate.engine import Call, Engine, EngineCosts
-from scheduler.policies.throughput import EngineModel
+from lab.simulate.engine import Call, Engine, EngineCosts, PaperModel
 from tests.unit.lab.simulate.slow import Job, finished
 
-MODEL = EngineModel(k1=1e-5, k2=6e-3, k3=2e-3, k4=3e-3)
+MODEL = PaperModel(s_per_kv_token=1e-5, s_per_batch=6e-3, s_per_call=2e-3, s_per_step=3e-3)
 
 
 def run(costs: EngineCosts, jobs: list[Job]) -> tuple[dict[int, float], Engine]:
@@ -64,7 +63,11 @@ def test_what_is_taken_out_has_the_tokens_of_the_steps_that_have_begun(
     assert engine.drain(at) == calls
     now, steps, kv = 0.0, 0, sum(prompt for prompt, _ in sizes)
     while now < at:
-        now += MODEL.k1 * kv + max(MODEL.k2, MODEL.k3 * len(calls)) + MODEL.k4
+        now += (
+            MODEL.s_per_kv_token * kv
+            + max(MODEL.s_per_batch, MODEL.s_per_call * len(calls))
+            + MODEL.s_per_step
+        )
         kv, steps = kv + len(calls), steps + 1
     assert {call.done for call in calls} == {steps}
     assert engine.at == pytest.approx(now)

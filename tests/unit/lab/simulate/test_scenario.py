@@ -131,7 +131,7 @@ def test_measured_costs_take_the_place_of_the_data_sheets(tmp_path: Path) -> Non
 prefill_s = 2.5e-5
 capacity = 65536
 slots = 64
-model = { k1 = 3e-7, k2 = 3e-3, k3 = 2e-4, k4 = 2e-3 }
+model = { s_per_kv_token = 3e-7, s_per_batch = 3e-3, s_per_call = 2e-4, s_per_step = 2e-3 }
 [trainer_costs]
 token_s = 1e-3
 recompute_s = 0
@@ -147,6 +147,6 @@ spread = 0
     path.write_text(SMALL + "longest = 70000\n" + measured)
     with pytest.raises(ScenarioError, match="65536"):
         Scenario.load(path)
-    path.write_text(SMALL + measured.replace("k4 = 2e-3", "k5 = 2e-3"))
+    path.write_text(SMALL + measured.replace("s_per_step = 2e-3", "k5 = 2e-3"))
     with pytest.raises(ScenarioError, match="k5"):
         Scenario.load(path)

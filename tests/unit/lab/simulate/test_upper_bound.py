@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from lab.simulate.engine import EngineCosts
+from lab.simulate.engine import EngineCosts, PaperModel
 from lab.simulate.hardware import TrainerCosts
 from lab.simulate.registry import POLICIES
 from lab.simulate.scenario import Scenario
 from lab.simulate.study import simulate
 from lab.simulate.upper_bound import UpperBound
-from scheduler.policies.throughput import EngineModel
 from tests.unit.lab.simulate.scenarios import scenario
 
 ENGINE = EngineCosts(
-    EngineModel(k1=1e-6, k2=0.02, k3=0.001, k4=0.01), prefill_s=1e-4, capacity=50_000, slots=64
+    PaperModel(s_per_kv_token=1e-6, s_per_batch=0.02, s_per_call=0.001, s_per_step=0.01),
+    prefill_s=1e-4,
+    capacity=50_000,
+    slots=64,
 )
 TRAINER = TrainerCosts(token_s=1e-3, recompute_s=0.0, step_s=2.0, spread=0.0)
 

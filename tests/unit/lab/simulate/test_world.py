@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from lab.simulate.baselines import BASELINES
-from lab.simulate.engine import EngineCosts
+from lab.simulate.engine import EngineCosts, PaperModel
 from lab.simulate.entities import Group, Layout, Sample
 from lab.simulate.hardware import TrainerCosts, coefficients
 from lab.simulate.meter import ROLES, Meter
 from lab.simulate.registry import RIVALS
 from lab.simulate.scenario import Scenario
 from lab.simulate.world import Policy, World
-from scheduler.policies.throughput import EngineModel
 from tests.unit.lab.simulate.scenarios import scenario
 
 BOUND: dict[str, Callable[[int], float]] = {
@@ -133,7 +132,7 @@ def test_every_trigger_of_a_pull_keeps_the_bound(trigger: str) -> None:
 @pytest.mark.parametrize("name", ["roll_flash", "dora"])
 def test_idle_conversations_lose_their_cache_only_where_it_is_short(name: str) -> None:
     def prefilled(capacity: int, idle_caches: bool) -> int:
-        costs = EngineCosts(EngineModel(1e-8, 5e-3, 1e-4, 3e-3), 1e-5, capacity, 256)
+        costs = EngineCosts(PaperModel(1e-8, 5e-3, 1e-4, 3e-3), 1e-5, capacity, 256)
         turns = {"mean": 4, "most": 6, "wait_s": 20.0}
         lengths = {"kind": "lognormal", "median": 300, "sigma": 0.5, "longest": 600}
         given = scenario(eta=1, engine_costs=costs, turns=turns, lengths=lengths, idle_caches=idle_caches)

@@ -74,10 +74,10 @@ def test_two_sites_are_tried_both_ways() -> None:
 def test_engines_of_each_size_are_tried_and_a_longest_reply_may_take_eta_more_batches() -> None:
     """A step takes 10 ms, or 4 in engines of twice the GPUs, of which a node has half as many; 3 nodes sample 16 replies of 100
     tokens, the longest of 1,000, and training takes no time to speak of. The seconds are computed by hand."""
-    small = {"k1": 0, "k2": 0.01, "k3": 0, "k4": 0, "engines": 2}
+    small = {"s_per_kv_token": 0, "s_per_batch": 0.01, "s_per_call": 0, "s_per_step": 0, "engines": 2}
     changed = {
         "generation": small,
-        "sizes": {"large": small | {"k2": 0.004, "engines": 1, "max_running": 2}},
+        "sizes": {"large": small | {"s_per_batch": 0.004, "engines": 1, "max_running": 2}},
         "training": {"token_s": 1e-9},
         "sites": {"here": {"nodes": 4}},
     }
@@ -97,10 +97,13 @@ def test_engines_of_each_size_are_tried_and_a_longest_reply_may_take_eta_more_ba
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sizes": {"large": {"k1": 0.1}}}, "sizes.large"),
-        ({"generation": {}}, "either `seconds`, or all of k1"),
-        ({"generation": {"k1": 0.1}}, "all of k1"),
-        ({"generation": {"k1": 0, "k2": 1, "k3": 1, "k4": 1}}, "`\\[batch\\]` is needed"),
+        ({"sizes": {"large": {"s_per_kv_token": 0.1}}}, "sizes.large"),
+        ({"generation": {}}, "either `seconds`, or all of s_per_kv_token"),
+        ({"generation": {"s_per_kv_token": 0.1}}, "all of s_per_kv_token"),
+        (
+            {"generation": {"s_per_kv_token": 0, "s_per_batch": 1, "s_per_call": 1, "s_per_step": 1}},
+            "`\\[batch\\]` is needed",
+        ),
         ({"training": {"seconds": {"1": 1.0}, "token_s": 1.0}}, "either `seconds`, or `token_s`"),
         ({"training": {"token_s": 1.0}}, "`\\[batch\\]` is needed"),
         ({"sites": {}}, "sites"),
@@ -191,11 +194,11 @@ def test_a_run_without_training_is_refused() -> None:
 def test_what_is_counted_of_a_runs_calls() -> None:
     """Calls without tokens or ended later do not count; prompts count as first sent, lengths as the longest of each step."""
     events: list[tuple[float, Any]] = [(0, NodeAdded("r0", ("rollout",))), (0, Leased(0))]
-    for engine, k2 in (("e", 0.01), ("f", 0.02), ("g", 0.09)):
+    for engine, s_per_batch in (("e", 0.01), ("f", 0.02), ("g", 0.09)):
         events += [
             (0, Hosted(engine, "r0")),
             (0, Opened(engine, 0)),
-            (0, SpeedFitted(engine, EngineModel(0.0, k2, 0.0, 0.02))),
+            (0, SpeedFitted(engine, EngineModel(0.0, s_per_batch, 0.0, 0.02))),
         ]
     for start, end, name, engine, length in (
         (1, 6, "a", "e", 250),
@@ -214,7 +217,7 @@ def test_what_is_counted_of_a_runs_calls() -> None:
     model = site.generation
     assert isinstance(model, Sampling)
     assert (model.samples, model.prompt, model.reply, model.longest) == (2, 100.0, 70.0, 100.0)
-    assert (model.engine.k2, model.engines, model.most) == (0.02, 3, 1)
+    assert (model.engine.s_per_batch, model.engines, model.most) == (0.02, 3, 1)
 
 
 def test_engines_on_nodes_of_their_own_are_one_a_node() -> None:
@@ -237,7 +240,14 @@ def test_a_run_without_calls_or_without_rollout_shows_less() -> None:
 
 def test_the_stages_are_those_of_the_profile() -> None:
     batch = {"samples": 8, "prompt_tokens": 5.0, "reply_tokens": 20.0, "longest_tokens": 90.0}
-    generation = {"k1": 0.0, "k2": 0.02, "k3": 0.01, "k4": 0.03, "engines": 2, "max_running": 4}
+    generation = {
+        "s_per_kv_token": 0.0,
+        "s_per_batch": 0.02,
+        "s_per_call": 0.01,
+        "s_per_step": 0.03,
+        "engines": 2,
+        "max_running": 4,
+    }
     given = {"batch": batch, "generation": generation, "sites": {"here": {"nodes": 4}}}
     (site,) = Profile.parse(given | {"training": {"token_s": 0.5, "fixed_s": 3.0}}).sites_to_try().values()
     engine = EngineModel(0.0, 0.02, 0.01, 0.03)
@@ -248,7 +258,7 @@ def test_the_stages_are_those_of_the_profile() -> None:
     assert site.generation == Points(((1, 4.0), (4, 1.0)))
     assert site.training == Points(((1, 5.0), (2, 3.0)), trains=True)
     nothing = given | {
-        "generation": dict.fromkeys(("k1", "k2", "k3", "k4"), 0.0),
+        "generation": dict.fromkeys(("s_per_kv_token", "s_per_batch", "s_per_call", "s_per_step"), 0.0),
         "training": {"token_s": 0.5},
     }
     with pytest.raises(BadProfile, match="generation: "):

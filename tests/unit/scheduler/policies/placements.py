@@ -7,7 +7,7 @@ from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
 
-MODEL = EngineModel(k1=0.0, k2=1.0, k3=0.5, k4=1.0)
+MODEL = EngineModel(s_per_kv_token=0.0, s_per_batch=1.0, s_per_call=0.5, s_per_step=1.0)
 
 
 GAIN = Choice("gain", min_gain_share=0.3, late_call_weight=1.0)

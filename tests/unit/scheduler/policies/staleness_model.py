@@ -380,13 +380,11 @@ class LedgerModel(Model[ReservedRun]):
 
 
 def staleness_bound(name: str, eta: int) -> int | None:
-    return {"synchronous": 0, "one_step": 1, "roll": eta, "slime": eta}.get(name)
+    return {"synchronous": 0, "one_step": 1, "roll": eta}.get(name)
 
 
 def live_bound(name: str, eta: int, batch: int) -> int:
-    """The bound in groups. slime: a generated batch and the rest of the next one's waves, less than two batches."""
-    if name == "slime":
-        return 3 * batch - 1
+    """The bound in groups."""
     return {"synchronous": 1, "one_step": 2}.get(name, eta + 1) * batch
 
 
@@ -424,8 +422,6 @@ class QueueModel(Model[Run]):
             case "too_few_rewards":
                 assert not run.underway()
                 assert not self.enough(run)
-            case "surplus":
-                assert self.name == "slime"
             case _:
                 assert reason == "stale"
                 bound = staleness_bound(self.name, self.limits.eta)

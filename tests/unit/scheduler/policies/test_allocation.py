@@ -72,7 +72,7 @@ def test_points_between_and_beyond() -> None:
 
 
 def test_sampling_by_hand() -> None:
-    engine = EngineModel(k1=0.0, k2=0.010, k3=0.001, k4=0.010)
+    engine = EngineModel(s_per_kv_token=0.0, s_per_batch=0.010, s_per_call=0.001, s_per_step=0.010)
     sampling = Sampling(engine, samples=160, reply=100.0, longest=100.0, most=32)
     # On 1 node 160 replies run in 5 waves of 32, of 100 steps of 42 ms; on 5 nodes one wave; on 20 nodes one of 8, 20 ms.
     assert [sampling.seconds(n, AS_MEASURED) for n in (1, 5, 20)] == pytest.approx([21.0, 4.2, 2.0])

@@ -1,6 +1,7 @@
 """Calls that count more the later they are: where they go, what keeps out of their way, and that nothing else changes.
 
-The engine is that of `test_placement` (k2 = k4 = 1 s, k3 = 0.5 s: a step takes 2, 2, 2.5, 3, 3.5 s with 1 to 5 calls).
+The engine is that of `test_placement` (s_per_batch = s_per_step = 1 s, s_per_call = 0.5 s: a step takes 2, 2, 2.5, 3, 3.5 s with
+1 to 5 calls).
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduler.policies.migration import MigrationSettings, Movable, moves
-from scheduler.policies.placement import Choice, Engines, OpenEngine
+from scheduler.policies.open_engines import Engines
+from scheduler.policies.placement import Choice, OpenEngine
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
 from tests.unit.scheduler.policies.placements import MODEL, calls, poured
 
 LATE = Choice("gain", min_gain_share=0.3, late_call_weight=8.0)
-LONG = EngineModel(k1=1e-4, k2=0.1, k3=1e-3, k4=0.1)
+LONG = EngineModel(s_per_kv_token=1e-4, s_per_batch=0.1, s_per_call=1e-3, s_per_step=0.1)
 """Calls are felt by their length."""
 
 
@@ -63,8 +65,8 @@ def test_what_counts_changes_with_the_newest_version_and_with_what_is_there() ->
     held.published(3)
     held.published(2)  # a version that is behind is not the newest
     assert held.open["a"].extra == 2 * (8**3 - 1)
-    held.begun("a", 3, 10)
-    held.ended("a", 0, 10, 10)
+    held.add_call("a", 3, 10)
+    held.remove_call("a", 0, 10, 10)
     assert (held.open["a"].running, held.open["a"].extra) == (2, 8**3 - 1)
     held.published(500)  # as of a frozen model, whose calls have V = 0
     assert held.open["a"].extra == 2 * (8**4 - 1)
@@ -88,7 +90,7 @@ def test_if_all_calls_count_the_same_the_choice_is_that_without_weights(
 ) -> None:
     """No call is late, or all are equally late. `min_gain_share` is 0, as late calls wait for less. A power of two rounds
     nothing."""
-    request = Arrived("call", 3 - behind, length, expected=100 * expected, near=near, cached=cached)
+    request = Arrived("call", 3 - behind, length, expected=100 * expected, cached_in=near, cached=cached)
     found = []
     for late_call_weight in (1.0, 16.0):
         held = Engines(Choice("gain", min_gain_share=0.2 * (not behind), late_call_weight=late_call_weight))

@@ -1,7 +1,8 @@
 """The waterfall, worked out by hand.
 
-With k2 = k4 = 1 s and k3 = 0.5 s an engine samples 0.5, 1, 1.2, 1.33, 1.43 tokens a second with 1, 2, 3, 4, 5 calls: each adds
-0.5, 0.5, 0.2, 0.133, 0.095. The ideal gain is 0.5, so with min_gain_share = 0.3 an engine has room for three calls.
+With s_per_batch = s_per_step = 1 s and s_per_call = 0.5 s an engine samples 0.5, 1, 1.2, 1.33, 1.43 tokens a second with 1 to 5
+calls: each adds 0.5, 0.5, 0.2, 0.133, 0.095. The ideal gain is 0.5, so with min_gain_share = 0.3 an engine has room for three
+calls.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.placement import Choice, Engines
+from scheduler.policies.open_engines import Engines
+from scheduler.policies.placement import Choice
 from scheduler.policies.routing import EngineLoad, choose
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
@@ -37,7 +39,7 @@ def test_each_call_goes_where_it_adds_most_and_what_finds_no_room_waits() -> Non
 def test_a_call_that_leaves_makes_room_for_the_first_that_waits() -> None:
     fall = waterfall(a=0)
     poured(fall, *calls(5))
-    fall.engines.ended("a", 0, 10, 50)
+    fall.engines.remove_call("a", 0, 10, 50)
     assert poured(fall) == {"v0-3": "a"}
 
 
@@ -61,13 +63,13 @@ def test_no_call_goes_to_an_engine_older_than_its_v() -> None:
 def test_a_call_that_must_be_trained_sooner_is_not_overtaken() -> None:
     """A long call of V = 1 has no room; short ones of V = 2 would, and wait behind it."""
     engines = Engines(GAIN)
-    engines.opened("a", 2, EngineModel(k1=0.01, k2=1.0, k3=0.5, k4=1.0))
+    engines.opened("a", 2, EngineModel(s_per_kv_token=0.01, s_per_batch=1.0, s_per_call=0.5, s_per_step=1.0))
     fall = Waterfall(engines)
     poured(fall, *calls(2, version=2))
     placed = poured(fall, Arrived("long", 1, 10_000), *[Arrived("short", 2, 10)])
     assert placed == {}
-    engines.ended("a", 0, 10, 10)
-    engines.ended("a", 0, 10, 10)
+    engines.remove_call("a", 0, 10, 10)
+    engines.remove_call("a", 0, 10, 10)
     assert next(iter(poured(fall))) == "long"
 
 
@@ -90,18 +92,18 @@ def test_what_was_placed_counts_whatever_a_late_snapshot_shows() -> None:
 
 def test_a_call_fills_the_cache_until_it_leaves() -> None:
     engines = waterfall(a=0).engines
-    engines.begun("a", 0, 10)
-    engines.begun("a", 0, 20)
+    engines.add_call("a", 0, 10)
+    engines.add_call("a", 0, 20)
     engines.apply_snapshot("a", 2, 0, 45)  # they have grown
-    engines.ended("a", 0, 10, 25)
+    engines.remove_call("a", 0, 10, 25)
     assert (engines.open["a"].kv, engines.open["a"].running) == (20, 1)
-    engines.begun("a", 0, 7)
+    engines.add_call("a", 0, 7)
     assert engines.open["a"].kv == 27
 
 
 def test_an_engine_is_judged_by_its_newest_measured_speed_also_when_it_opens_again() -> None:
     fall = waterfall(a=0, b=0)
-    slow = EngineModel(k1=0.0, k2=9.0, k3=0.0, k4=9.0)
+    slow = EngineModel(s_per_kv_token=0.0, s_per_batch=9.0, s_per_call=0.0, s_per_step=9.0)
     fall.engines.fitted("a", slow)
     fall.engines.fitted("unknown", slow)
     assert poured(fall, *calls(1)) == {"v0-0": "b"}
@@ -116,7 +118,7 @@ def test_calls_that_others_placed_count_by_the_snapshot() -> None:
     fall.engines.apply_snapshot("a", 3, 0, 40)
     fall.engines.refile()
     assert fall.engines.open["a"].foreign == 2
-    fall.engines.ended("a", 0, 10, 10)
+    fall.engines.remove_call("a", 0, 10, 10)
     assert fall.engines.open["a"].running == 2
 
 
@@ -124,7 +126,7 @@ def test_a_cached_prefix_counts_as_prefill_that_is_saved() -> None:
     fall = waterfall(a=0, b=0)
     poured(fall, *calls(1))
     assert fall.engines.open["a"].running == 1
-    near = Arrived("near", 0, 2000, near="a", cached=1900)
+    near = Arrived("near", 0, 2000, cached_in="a", cached=1900)
     assert poured(fall, near) == {"near": "a"}
     assert poured(fall, Arrived("far", 0, 2000)) == {"far": "b"}
 
@@ -134,8 +136,13 @@ def test_a_later_turn_leaves_its_cache_for_more_than_its_prefill_costs(running: 
     """An empty engine adds 0.91 tokens a second, and a prefill costs 0.41 of them; `a` adds 0.69, or with four calls 0.36."""
     engines = Engines(Choice("gain"))
     for name, count in (("a", running), ("b", 0)):
-        engines.opened(name, 0, EngineModel(k1=1e-4, k2=0.0, k3=1e-3, k4=1.0), [(0, 1000)] * count)
-    turn = Arrived("turn", 0, 1000, expected=2, near="a", cached=900)
+        engines.opened(
+            name,
+            0,
+            EngineModel(s_per_kv_token=1e-4, s_per_batch=0.0, s_per_call=1e-3, s_per_step=1.0),
+            [(0, 1000)] * count,
+        )
+    turn = Arrived("turn", 0, 1000, expected=2, cached_in="a", cached=900)
     assert engines.best(replace(turn, cached=0)) is engines.open["b"]
     engine = engines.best(turn)
     assert engine is engines.open[best]
@@ -151,7 +158,7 @@ def test_an_agent_that_fans_out_gets_every_engine(cached: int) -> None:
     fall = Waterfall(Engines(Choice("gain")))
     for name in "abcdefgh":
         fall.engines.opened(name, 0, EngineModel(4.5e-8, 6.07e-3, 2.57e-5, 3e-3))
-    placed = poured(fall, *(Arrived(f"c{n}", 0, 2000, near="a", cached=cached) for n in range(200)))
+    placed = poured(fall, *(Arrived(f"c{n}", 0, 2000, cached_in="a", cached=cached) for n in range(200)))
     running = [engine.running for engine in fall.engines.open.values()]
     assert len(placed) == 200
     assert min(running) >= 15 and max(running) == running[0] <= 100
@@ -160,10 +167,10 @@ def test_an_agent_that_fans_out_gets_every_engine(cached: int) -> None:
 def test_an_engine_that_a_call_was_sent_to_takes_it_in_any_case_but_the_version() -> None:
     fall = waterfall(a=0, b=1)
     poured(fall, *calls(6))
-    assert poured(fall, Arrived("sent", 0, 10, to="a")) == {"sent": "a"}
+    assert poured(fall, Arrived("sent", 0, 10, preferred="a")) == {"sent": "a"}
     fall = waterfall(a=0, b=1)
-    assert poured(fall, Arrived("sent", 0, 10, to="b")) == {"sent": "b"}
-    assert poured(fall, Arrived("new", 1, 10, to="a")) == {"new": "b"}
+    assert poured(fall, Arrived("sent", 0, 10, preferred="b")) == {"sent": "b"}
+    assert poured(fall, Arrived("new", 1, 10, preferred="a")) == {"new": "b"}
 
 
 def test_a_call_that_waits_already_is_refused() -> None:
@@ -196,14 +203,14 @@ def test_the_rule_cached_chooses_as_the_plain_policy_does(
     for name, count in running.items():
         fall.engines.opened(name, 0, MODEL, [(0, 1)] * count)
     loads = [EngineLoad(name, n, cached if name == near else 0) for name, n in running.items()]
-    request = Arrived("call", 0, 6000, near=near, cached=cached, avoid=tuple(sorted(avoid)))
+    request = Arrived("call", 0, 6000, cached_in=near, cached=cached, avoid=tuple(sorted(avoid)))
     assert poured(fall, request)["call"] == choose(loads, frozenset(avoid))
 
 
 def test_a_cached_prefix_does_not_lead_below_v() -> None:
     for rule in (GAIN, Choice("cached")):
         fall = waterfall(rule, old=0, new=1)
-        assert poured(fall, Arrived("call", 1, 2000, near="old", cached=1900)) == {"call": "new"}
+        assert poured(fall, Arrived("call", 1, 2000, cached_in="old", cached=1900)) == {"call": "new"}
 
 
 def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:

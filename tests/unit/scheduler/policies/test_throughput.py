@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.policies.throughput import EngineModel
 
-MODEL = EngineModel(k1=0.001, k2=1.0, k3=0.5, k4=1.0)
+MODEL = EngineModel(s_per_kv_token=0.001, s_per_batch=1.0, s_per_call=0.5, s_per_step=1.0)
 
 
 def test_a_step_reads_the_cache_does_the_batch_and_costs_something_fixed() -> None:
@@ -28,7 +28,14 @@ def test_the_gain_of_an_empty_engine_is_the_ideal_one_and_a_long_call_may_cost_m
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"k1": -1.0}, {"k2": -1.0}, {"k3": -1.0}, {"k4": -1.0}, {"k2": 0.0, "k3": 0.0, "k4": 0.0}]
+    "wrong",
+    [
+        {"s_per_kv_token": -1.0},
+        {"s_per_batch": -1.0},
+        {"s_per_call": -1.0},
+        {"s_per_step": -1.0},
+        {"s_per_batch": 0.0, "s_per_call": 0.0, "s_per_step": 0.0},
+    ],
 )
 def test_coefficients_that_no_engine_has_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="coefficients"):

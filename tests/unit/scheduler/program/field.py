@@ -25,7 +25,7 @@ from scheduler.reactor.elements import PhysicalAction
 MODEL = "actor"
 
 
-ENGINE = {"k1": 0.0, "k2": 1.0, "k3": 0.5, "k4": 1.0}
+ENGINE = {"s_per_kv_token": 0.0, "s_per_batch": 1.0, "s_per_call": 0.5, "s_per_step": 1.0}
 """Has room for three calls, with min_gain_share = 0.3 (`tests/unit/scheduler/policies/test_placement.py`)."""
 
 

@@ -38,10 +38,10 @@ def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -
     field = Field().opens(one=1)
     reactor = field.reactor
     field.inject(reactor.fitted, SpeedFitted("one", EngineModel(0.0, 1.0, 0.0, 0.0)))
-    field.arrive(Arrived("old", 0, 10), Arrived("young", 1, 10, to="one"))
+    field.arrive(Arrived("old", 0, 10), Arrived("young", 1, 10, preferred="one"))
     assert reactor.longest_s(0) == 0.0, "no lengths are predicted here"
     field.leave("old", "young")
-    field.arrive(Arrived("old", 0, 10, expected=30), Arrived("young", 1, 10, expected=90, to="one"))
+    field.arrive(Arrived("old", 0, 10, expected=30), Arrived("young", 1, 10, expected=90, preferred="one"))
     assert (reactor.longest_s(0), reactor.longest_s(1)) == (30.0, 90.0)
     sampled_20 = Snapshot((EngineLoad("one", 2, 0, 10, 40.0),))
     field.inject(reactor.snapshot, sampled_20)
@@ -125,7 +125,7 @@ def test_calls_move_out_of_a_queue_and_none_while_an_engine_pulls() -> None:
         if version:  # no engine pulls now, and only one is left that does not
             assert field.moves == []
         else:
-            assert [(move.engine, move.to) for move in field.moves] == [("one", "two")] * 2
+            assert [(move.engine, move.target) for move in field.moves] == [("one", "two")] * 2
             field.second(EngineLoad("one", 1, 2, 30, 1.0))
             assert len(field.moves) == 3  # no order is repeated
 
@@ -142,13 +142,13 @@ def test_nothing_moves_at_the_moment_at_which_an_engine_is_ordered_to_pull() -> 
 
 def test_a_late_call_moves_with_the_tokens_that_it_has_by_now() -> None:
     """Two calls of V = 0 as long as one another when they came; one of them has been there longer."""
-    engine = {"k1": 1e-3, "k2": 0.1, "k3": 1e-3, "k4": 0.1}
+    engine = {"s_per_kv_token": 1e-3, "s_per_batch": 0.1, "s_per_call": 1e-3, "s_per_step": 0.1}
     field = Field(late_call_weight=8.0, min_gain_share=0.0, engine=engine).opens(one=0)
     field.arrive(*calls("old")).second(EngineLoad("one", 1, 0, 510, 500.0))
     field.arrive(*calls("new")).second(EngineLoad("one", 2, 0, 560, 80.0))
     assert field.placed == {"old": "one", "new": "one"}
     field.opens(two=0).publish(1).second(EngineLoad("one", 2, 0, 640, 80.0))
-    assert [(move.call, move.to) for move in field.moves] == [("old", "two")]
+    assert [(move.call, move.target) for move in field.moves] == [("old", "two")]
 
 
 def test_a_pinned_call_never_moves() -> None:
@@ -207,7 +207,7 @@ def test_the_engine_that_admits_a_group_is_the_one_that_would_get_its_call() -> 
     field = Field().opens(new=2, old=1).arrive(*calls("a", "b", version=2))
     assert (field.reactor.admitting(1), field.reactor.admitting(2)) == (1, 2)
     assert field.reactor.admitting(3) is None
-    field.arrive(*calls("c", "d", "e", to="old"), *calls("f", version=2))
+    field.arrive(*calls("c", "d", "e", preferred="old"), *calls("f", version=2))
     assert field.reactor.admitting(1) is None, "no engine has room"
     before = dict(field.placed)
     field.leave("c")
@@ -227,7 +227,7 @@ def test_the_run_of_a_placement_replays() -> None:
     runtime.start()
     reactor = program.placements[MODEL]
     runtime.inject(reactor.opened, Opened("one", 0))
-    runtime.inject(reactor.demand, Demand((), tuple(calls(*"abcd", near="one", cached=3))))
+    runtime.inject(reactor.demand, Demand((), tuple(calls(*"abcd", cached_in="one", cached=3))))
     runtime.inject(reactor.snapshot, Snapshot((EngineLoad("one", 3, 1, 30, 1.5),)))
     runtime.inject(reactor.demand, Demand((CallDeparted("a", 20),)))
     runtime.advance()

@@ -49,7 +49,7 @@ def test_calls_of_the_same_or_a_newer_v_that_wait_elsewhere_keep_no_call_from_an
 def test_an_engine_pulls_for_a_call_that_waits_in_another_process() -> None:
     """One engine has the newest weights and is full; the other has room, and is too old for the call."""
     field = Field(order="pull").publish(1).opens(new=1, old=0)
-    field.arrive(*calls("a", "b", "c", to="new"), *calls("d", "e", to="old"))
+    field.arrive(*calls("a", "b", "c", preferred="new"), *calls("d", "e", preferred="old"))
     full = EngineLoad("new", 3, 0, 30, 1.0), EngineLoad("old", 2, 0, 20, 1.0)
     others(field, 2, PeerQueued(0, 1, 10)).second(*full)
     assert field.pulled == [], "the call can have the other as it is"
@@ -89,7 +89,7 @@ def test_a_process_moves_its_share_of_the_calls_that_wait_in_an_engine() -> None
     """Of six, four wait: half of these are another process's to move."""
     field = Field(migration={"waiting_above": 0}).opens(one=0).arrive(*calls(*"abc")).opens(two=0)
     others(field, 2).second(EngineLoad("one", 2, 4, 60, 1.0))
-    assert [(move.engine, move.to) for move in field.moves] == [("one", "two")] * 2
+    assert [(move.engine, move.target) for move in field.moves] == [("one", "two")] * 2
 
 
 def test_a_process_moves_its_share_of_the_calls_that_may_move_at_once() -> None:
@@ -104,7 +104,7 @@ def test_ends_of_calls_never_take_more_from_an_engine_than_others_have_there() -
     field = Field(rule="cached").opens(one=0, two=0).arrive(*calls("a", "b"))
     others(field, 3).second(EngineLoad("one", 9, 0, 90, 1.0), EngineLoad("two", 1, 0, 10, 1.0))
     assert field.reactor._engines.times == 3
-    field.arrive(*calls("c", to="two")).leave("b")
+    field.arrive(*calls("c", preferred="two")).leave("b")
     found = {name: (engine.running, engine.foreign) for name, engine in field.reactor._engines.open.items()}
     assert found == {"one": (9, 8), "two": (1, 0)}
     field.leave("c")
