@@ -181,7 +181,7 @@ async def end_calls(services: Services) -> None:
 
 
 async def leave(services: Services) -> None:
-    """Give up this process's place in its cluster while it still answers requests.
+    """Give up this process's place in its cluster while it still responds requests.
 
     It refuses what others have just sent here as not begun, so they send it to the next coordinator; a closed connection would
     leave them in doubt. Close the links first, so that followers do not see engine changes made during shutdown.

@@ -36,7 +36,7 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
     gateway.database.check()
     if not gateway.database.reachable:
         raise Unavailable(
-            "the database does not answer: calls wait for it", retry_after=5.0, code="store_down"
+            "the database does not respond: calls wait for it", retry_after=5.0, code="store_down"
         )
     gateway.membership.check()
     if isinstance(gateway.role, Coordinator):
@@ -52,7 +52,7 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
 @router.get("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 async def health(request: Request, gateway: Gateway) -> Response:
-    """Return whether a call would be served, as `/readyz` does: 200 without a body, as vLLM answers."""
+    """Return whether a call would be served, as `/readyz` does: 200 without a body, as vLLM responds."""
     await readyz(request, gateway)
     return Response()
 

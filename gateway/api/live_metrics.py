@@ -40,9 +40,9 @@ LIVE_METRICS = {
     "role": LiveMetric("1 for the role of this process in its cluster", ("role",)),
     "linked": LiveMetric("1 if this process follows a coordinator and is linked to it"),
     "stopping": LiveMetric("1 if this process is stopping"),
-    "running_calls": LiveMetric("Calls that this process is answering"),
+    "running_calls": LiveMetric("Calls that this process is serving"),
     "store_pending_writes": LiveMetric("Writes that are not committed yet"),
-    "store_reachable": LiveMetric("1 if the database answered the last reads and writes"),
+    "store_reachable": LiveMetric("1 if the database responded to the last reads and writes"),
     "bus_unbroken_seconds": LiveMetric(
         "Seconds since a request of this process to the bus failed; infinite if none did"
     ),

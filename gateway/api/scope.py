@@ -19,12 +19,12 @@ _CALL = "headgate.call"
 
 
 def hold(scope: Scope, tickets: ExitStack) -> Scope:
-    """Return the scope with the stack whose contexts end when the request has been answered."""
+    """Return the scope with the stack whose contexts end when the request has been served."""
     return {**scope, _TICKETS: tickets}
 
 
 def keep_ticket(scope: Scope, ticket: Ticket) -> None:
-    """Release the ticket when the request has been answered, however that ends."""
+    """Release the ticket when the request has been served, however that ends."""
     cast(ExitStack, scope[_TICKETS]).enter_context(ticket)
 
 

@@ -76,7 +76,7 @@ def ask(
 
     async def fetch() -> dict[str, Any]:
         async with GatewayClient(url, admin_key) as client:
-            with reported(lambda text: typer.echo(text, err=True), f"an answer of the gateway at {url}"):
+            with reported(lambda text: typer.echo(text, err=True), f"a response of the gateway at {url}"):
                 return await ask(client)
 
     try:
@@ -88,10 +88,10 @@ def ask(
 def refused(url: str, error: GatewayRefused | httpx.TransportError) -> typer.Exit:
     """Explain why a gateway gave no reply and how to fix it, and end the command."""
     from headgate.client import GatewayRefused
-    from headgate.client.refusal import unanswered
+    from headgate.client.refusal import no_gateway
 
     if not isinstance(error, GatewayRefused):
-        text = unanswered(url, error)
+        text = no_gateway(url, error)
     elif error.status == HTTPStatus.UNAUTHORIZED:
         text = f"{error} (--admin-key, or HEADGATE_ADMIN_KEY in the environment)"
     else:

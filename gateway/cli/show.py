@@ -1,4 +1,4 @@
-"""`gateway status`, `staleness` and `episodes list|show|why`: questions to a running gateway, answered as tables."""
+"""`gateway status`, `staleness` and `episodes list|show|why`: questions to a running gateway, responded as tables."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def whole_id(client: GatewayClient, typed: str) -> str:
 
 
 async def _watch(client: GatewayClient, model: str | None) -> dict[str, Any]:
-    """End with Ctrl-C, or when the gateway does not answer."""
+    """End with Ctrl-C, or when the gateway does not respond."""
     from rich.live import Live
 
     from gateway.cli.tables import status_view

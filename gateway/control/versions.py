@@ -192,9 +192,9 @@ class Versions(VersionRecords):
         `source`: in place of `path`, the server to fetch it from. `skip_batches`: pass over the batches of numbers that were
         never published.
 
-        The same version may be published again from the same path: the record answers, or the update is tried again if no engine
-        runs the version. A bad version is not tried again. Raise Unprocessable for unusable weights, Conflict for a number that
-        was used otherwise, WeightsUnavailable if the source does not answer.
+        The same version may be published again from the same path: the record is returned, or the update is tried again if no
+        engine runs the version. A bad version is not tried again. Raise Unprocessable for unusable weights, Conflict for a
+        number that was used otherwise, WeightsUnavailable if the source does not respond.
         """
         if self._ledger is None:
             raise Conflict(

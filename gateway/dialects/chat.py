@@ -1,4 +1,4 @@
-"""Chat completions, as OpenAI's API has them: the request, the answer, and the answer's events."""
+"""Chat completions, as OpenAI's API has them: the request, the response, and the response's events."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ChatRequest(EngineFields, ThinkingFields):
 
     @property
     def usage_streamed(self) -> bool:
-        """True if a stream ends with the usage; a whole answer always has it."""
+        """True if a stream ends with the usage; a whole response always has it."""
         in_options = self.stream_options is not None and self.stream_options.include_usage
         return in_options or (self.usage is not None and self.usage.include)
 
@@ -192,7 +192,7 @@ def tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[dict[str, A
     return f"function:{name}"
 
 
-class ChatAnswer:
+class ChatOutput:
     """The replies to a request, in OpenAI's form, for one client."""
 
     def __init__(self, choices: Choices, request: ChatRequest, renderer: ChatRenderer) -> None:
@@ -208,7 +208,7 @@ class ChatAnswer:
         self._whole_head = {**head, "object": "chat.completion", "service_tier": "default"}
 
     async def complete(self) -> dict[str, Any]:
-        """Return the answer in one piece."""
+        """Return the response in one piece."""
         logged: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
             for index, delivery in news if self._request.logprobs else ():
@@ -227,7 +227,7 @@ class ChatAnswer:
         }
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, each a `data:` line; what has come together is yielded together."""
+        """Yield the response as server-sent events, each a `data:` line; what has come together is yielded together."""
         async for news in self._choices:
             yield b"".join([self._events(index, delivery) for index, delivery in news])
         last = [self._last_event(i, reply) for i, reply in enumerate(self._choices.replies)]

@@ -1,4 +1,4 @@
-"""Legacy completions, as OpenAI's API has them: prompts as text or as token ids, and answers as they are sampled.
+"""Legacy completions, as OpenAI's API has them: prompts as text or as token ids, and responses as they are sampled.
 
 A prompt is not a conversation: nothing is rendered, and nothing is removed from a reply (marks of thinking and of tool calls are
 text here). So a prompt and its reply, sent back together, go on where that reply ended.
@@ -136,7 +136,7 @@ def _generation_request(
     )
 
 
-class CompletionAnswer:
+class CompletionOutput:
     """The replies to a request, in OpenAI's form, for one client."""
 
     def __init__(
@@ -162,7 +162,7 @@ class CompletionAnswer:
         self._head = b"data: " + orjson.dumps(self._whole_head)[:-1]
 
     async def complete(self) -> dict[str, Any]:
-        """Return the answer in one piece."""
+        """Return the response in one piece."""
         deliveries: list[list[Delivery]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
             for index, delivery in news:
@@ -179,7 +179,7 @@ class CompletionAnswer:
         return {**self._whole_head, "choices": choices, "usage": self._usage()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, each a `data:` line; what has come together is yielded together."""
+        """Yield the response as server-sent events, each a `data:` line; what has come together is yielded together."""
         async for news in self._choices:
             yield b"".join([self._event(index, delivery) for index, delivery in news])
         last = [self._end(index, reply) for index, reply in enumerate(self._choices.replies)]

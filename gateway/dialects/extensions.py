@@ -54,7 +54,7 @@ class ReasoningOptions(Body):
     effort: Effort | None = None
     enabled: bool | None = None
     exclude: Literal[False] | None = None
-    """Reasoning is always a part of the answer, in a field of its own."""
+    """Reasoning is always a part of the response, in a field of its own."""
 
 
 class ThinkingFields(Body):
@@ -128,7 +128,7 @@ EXTENSIONS: Unsupported = {
     "continue_final_message": ((False,), "send the whole prompt to /v1/completions"),
     "documents": (([],), "write them into a message"),
     "detokenize": ((True,), _TOKENS),
-    "include_reasoning": ((True,), "ignore `reasoning` in the answer, or turn thinking off"),
+    "include_reasoning": ((True,), "ignore `reasoning` in the response, or turn thinking off"),
     "include_stop_str_in_output": ((False,), "append the stop string yourself"),
     "kv_transfer_params": ((), _ROUTING),
     "length_penalty": ((1, 1.0), _SAMPLING),
@@ -138,7 +138,7 @@ EXTENSIONS: Unsupported = {
     "priority": ((0,), _ROUTING),
     "prompt_logprobs": ((0,), "a prompt's are not known: request `logprobs` of the reply"),
     "provider": (({},), _ROUTING),
-    "request_id": ((), "leave it out: the answer's `id` names the call"),
+    "request_id": ((), "leave it out: the response's `id` names the call"),
     "return_token_ids": ((False,), _TOKENS),
     "return_tokens_as_token_ids": ((False,), _TOKENS),
     "route": ((), _ROUTING),

@@ -230,7 +230,7 @@ _UNSUPPORTED: Unsupported = {
     "container": ((), "run code in a tool of your own"),
     "fallback_credit_token": ((), "leave it out: nothing is billed, and no reply here has one"),
     "fallbacks": ((), "ask another model yourself when this one fails"),
-    "inference_geo": (("global",), "leave it out: calls are answered where the engines are"),
+    "inference_geo": (("global",), "leave it out: calls are served where the engines are"),
     "mcp_servers": ((), "connect to them in your client, and offer their tools as your own"),
     "speed": (("standard",), "leave it out: there is one speed"),
 }

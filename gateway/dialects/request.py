@@ -20,9 +20,9 @@ Message = dict[str, Any]
 """The messages in the form of chat completions."""
 Tool = dict[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""The reasoning effort before the answer."""
+"""The reasoning effort before the reply."""
 Verbosity = Literal["low", "medium", "high"]
-"""The wanted length of the answer. Accepted and recorded; no template has a place for it."""
+"""The wanted length of the reply. Accepted and recorded; no template has a place for it."""
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 """The wanted tier of speed and price. Accepted and recorded; there is one tier here."""
 
@@ -85,7 +85,7 @@ class GenerationRequest:
 
     @property
     def choices(self) -> int:
-        """The number of replies. Choice `i * n + j` answers prompt i."""
+        """The number of replies. Choice `i * n + j` is of prompt i."""
         return self.n * max(1, len(self.prompts))
 
 
@@ -158,7 +158,7 @@ def check_unique(name: str, names: Container[str], where: str) -> None:
 
 
 def check_results(messages: Sequence[Message], param: str = "") -> None:
-    """Raise BadRequest unless the tool calls of a message have different ids, and each is answered once, before the next message
+    """Raise BadRequest unless the tool calls of a message have different ids, and each has one result, before the next message
     of another role.
 
     `param`: the field to name; empty: the message's place.
@@ -178,14 +178,14 @@ def check_results(messages: Sequence[Message], param: str = "") -> None:
                     param=param or f"{where}.tool_call_id",
                 )
             continue
-        _check_answered(pending, param)
+        _check_results(pending, param)
         pending = {}
         for j, call in enumerate(message.get("tool_calls") or ()):
             if isinstance(name := call.get("id"), str):
                 _check_new(name, pending, param or f"{where}.tool_calls.{j}.id")
                 pending[name] = i
         known = set(pending)
-    _check_answered(pending, param)
+    _check_results(pending, param)
 
 
 def _check_new(call: str, pending: Container[str], param: str) -> None:
@@ -194,7 +194,7 @@ def _check_new(call: str, pending: Container[str], param: str) -> None:
         raise BadRequest(message, code="invalid_value", param=param)
 
 
-def _check_answered(pending: dict[str, int], param: str) -> None:
+def _check_results(pending: dict[str, int], param: str) -> None:
     for call, at in pending.items():
         where = param or f"messages.{at}"
         message = f"{where}: the tool call {call!r} has no result right after it: send one, also if the tool was not run"

@@ -80,12 +80,12 @@ class ResponsesRequest(Body):
 
     @property
     def stored(self) -> bool:
-        """True if the client may come back for the answer."""
+        """True if the client may come back for the response."""
         return self.store is not False
 
     @property
     def logprobs(self) -> bool:
-        """True if log-probabilities are part of the answer."""
+        """True if log-probabilities are part of the response."""
         return LOGPROBS in (self.include or ())
 
     @property
@@ -183,8 +183,8 @@ def _check_outputs(conversation: Sequence[Message]) -> None:
                 fault = "has an output already" if name in called else "is not among the calls before it"
                 raise invalid(f"an output names the call {name!r}, which {fault}", "input")
             called[name] = True
-    for name, answered in called.items():
-        if not answered:
+    for name, has_output in called.items():
+        if not has_output:
             raise invalid(f"the call {name!r} has no output: send one, also if the tool was not run", "input")
 
 

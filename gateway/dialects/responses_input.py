@@ -1,6 +1,6 @@
 """The items of a response's input: in one form, and as messages. Pure.
 
-An item's id is computed from the id of the answer that has the item, so that the item can be found by its id alone, and
+An item's id is computed from the id of the response that has the item, so that the item can be found by its id alone, and
 a retry gets the same ids. One reply is one message of the conversation, however many items show it: items that a client
 sends back are joined again, so that the recorder recognizes the conversation.
 """
@@ -29,7 +29,7 @@ def items(given: str | Sequence[Any], images: ImageSupport = TEXT_ONLY) -> list[
 
 
 def named(found: Sequence[Item], response_id: str) -> list[Item]:
-    """Return the items of an answer's input, each with an id."""
+    """Return the items of a response's input, each with an id."""
     return [
         {**item, "id": item.get("id") or item_id(_PREFIXES[item["type"]], response_id, f"i{index}")}
         for index, item in enumerate(found)
@@ -37,12 +37,12 @@ def named(found: Sequence[Item], response_id: str) -> list[Item]:
 
 
 def item_id(prefix: str, response_id: str, place: int | str) -> str:
-    """Return the id of an answer's item. `place`: its index in the output, or i and its index in the input."""
+    """Return the id of a response's item. `place`: its index in the output, or i and its index in the input."""
     return f"{prefix}_{response_id.removeprefix('resp_')}_{place}"
 
 
-def answer_of(item: Item) -> str:
-    """Return the id of the answer that an item belongs to, read from the item's id; empty if the item's id is not one of ours."""
+def response_of(item: Item) -> str:
+    """Return the id of the response that an item belongs to, read from the item's id; empty if that is not one of ours."""
     match = _ITEM_ID.fullmatch(str(item.get("id") or ""))
     return f"resp_{match[1]}" if match else ""
 
@@ -85,7 +85,7 @@ def _by_assistant(item: Item) -> bool:
 
 def _begins(item: Item, before: Item) -> bool:
     """Return true if an item belongs to another reply than the item before it. Clients need not send ids."""
-    if (own := answer_of(item)) and (other := answer_of(before)):
+    if (own := response_of(item)) and (other := response_of(before)):
         return own != other
     return item["type"] == "reasoning" or (item["type"] == before["type"] == "message")
 

@@ -164,7 +164,7 @@ def custom_arguments(given: str) -> str:
 
 
 def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Return the tools that the model was given, as the answer repeats them; null where a value was not given."""
+    """Return the tools that the model was given, as the response repeats them; null where a value was not given."""
     for tool in tools:
         if tool["type"] == "function":
             yield {"description": None, "parameters": None, "strict": None, **tool}

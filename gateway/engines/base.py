@@ -196,7 +196,7 @@ class Engine(Protocol):
         ...
 
     async def healthy(self) -> bool:
-        """Return true if the engine answers."""
+        """Return true if the engine responds."""
         ...
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ from gateway.generation.retry_matching import (
     EarlierRequest,
     RequestState,
     find_repeated,
-    is_answered,
+    is_retried,
 )
 from gateway.generation.running_calls import RunningCalls
 from gateway.store import turns
@@ -230,14 +230,14 @@ class Replies:
             completion.resume(claim.log)
         if claim.refused is not None:
             await self._replace_refused(request.key.place, claim.refused)
-        if claim.asks_store and (reader := await self._answered(request, completion)):
+        if claim.asks_store and (reader := await self._stored_reply(request, completion)):
             return reader
         if claim.log is not None:
             log.info("call %s continues here after %d tokens", claim.log.log.call, len(claim.log.turn.ids))
             claim.log = None  # the reply owns it now
         return self._start(request, completion)
 
-    async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
+    async def _stored_reply(self, request: _Request, completion: Completion) -> Reader | None:
         """Return the recorded reply, or None once older attempts are fenced, so that `completion` makes the reply.
 
         Queries the store, because the bus may have lost the call.
@@ -262,10 +262,10 @@ class Replies:
             unannounced = set(self._handover.announcing)
             logs = await self._handover.find(key.place)
         if self._handover is not None and logs is not None:
-            expected = self._refused.unanswered(expected, logs, unannounced)
+            expected = self._refused.unserved(expected, logs, unannounced)
             own, known = self._handover.process.id, {*here, *expected}
             there = {at.log.call: at for at in logs if at.log.call not in known and at.log.owner != own}
-        recorded, restarted = await self._database.read(partial(_answers, key=key))
+        recorded, restarted = await self._database.read(partial(_recorded_calls, key=key))
         for stored in (
             *(c.details.request_key for c in here.values()),
             *(logged.request_key for logged in there.values()),
@@ -280,7 +280,7 @@ class Replies:
         found += [self._state_elsewhere(at, at.log.call in ids, looked) for at in there.values()]
         known = here.keys() | there.keys()
         found += [EarlierRequest(name, RequestState.RECORDED, None) for name in ids if name not in known]
-        return [at for at in found if not (restarted and is_answered(at, *restarted, now=time.monotonic()))]
+        return [at for at in found if not (restarted and is_retried(at, *restarted, now=time.monotonic()))]
 
     def _state_here(self, completion: Completion) -> EarlierRequest[_Source] | None:
         """Return the state of a request of this process. None: another process has the call, or a retry has replaced it."""
@@ -325,7 +325,7 @@ class Replies:
         elif request.source is not None:
             self._replaced.add(request.call_id)
         else:
-            self._refused.answered(place, request.call_id)
+            self._refused.served(place, request.call_id)
 
     async def close(self) -> None:
         """End every reply. Calls that are logged in the bus are left to other processes; the tokens of others are recorded."""
@@ -369,7 +369,7 @@ class Replies:
         key = request.key
 
         def read(connection: Connection) -> tuple[CallRecord, TokenTree] | None:
-            calls = turns.answers(connection, key.episode_id, key.name)
+            calls = turns.calls_with_reply(connection, key.episode_id, key.name)
             call = next((call for call in calls if call_id in ("", call["id"])), None)
             if call is None:
                 return None
@@ -395,9 +395,11 @@ def _replay(call: CallRecord, tree: TokenTree, segment: Segment) -> Reply:
     return reply
 
 
-def _answers(connection: Connection, key: RequestKey) -> tuple[list[CallRecord], tuple[str, float] | None]:
-    """Return the recorded answers to a request, and the call that a retry of it has restarted."""
-    recorded = turns.answers(connection, key.episode_id, key.name)
+def _recorded_calls(
+    connection: Connection, key: RequestKey
+) -> tuple[list[CallRecord], tuple[str, float] | None]:
+    """Return the recorded calls with a reply to a request, and the call that a retry of it has restarted."""
+    recorded = turns.calls_with_reply(connection, key.episode_id, key.name)
     return recorded, turns.restarted(connection, key.episode_id, key.name)
 
 

@@ -193,7 +193,7 @@ class Choices:
 
     @property
     def prompt_tokens(self) -> int:
-        """The tokens of the prompt that all replies answer."""
+        """The tokens of the prompt that all replies continue."""
         return self.replies[0].prompt_tokens
 
     @property

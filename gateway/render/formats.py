@@ -63,7 +63,7 @@ def json_text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which no answer can hold
+    except UnicodeEncodeError:  # half of a surrogate pair, which no response can hold
         return text.encode(errors="replace").decode() if isinstance(value, str) else json.dumps(value)
     return text
 

@@ -126,7 +126,7 @@ class ChatTemplate:
             self.text(messages, [], generation=False)
         except TypeError:
             return False
-        except Exception:  # the template has no tool calls, so the answer does not matter
+        except Exception:  # the template has no tool calls, so the response does not matter
             return True
         return True
 

@@ -15,7 +15,7 @@ _KNOWN = 1024
 
 
 class BareTokenizer:
-    """Encodes and decodes by the underlying `tokenizers.Tokenizer`; for everything else the wrapped tokenizer answers.
+    """Encodes and decodes by the underlying `tokenizers.Tokenizer`; for everything else the wrapped tokenizer responds.
 
     It gives no offsets, so the library does not attribute tokens to messages, which is not needed here and which cost
     more than the rendering itself. Control tokens that were cut up (`quoting`) are encoded as text.

@@ -47,7 +47,7 @@ def sdk(opened: EpisodeOpened, max_retries: int = 0) -> openai.AsyncOpenAI:
 
 
 async def agent(gateway: RunningGateway, done: asyncio.Event, number: int) -> tuple[str, list[int]]:
-    """Streams one reply after the other until `done`; answers how many tokens it got in each."""
+    """Streams one reply after the other until `done`; returns how many tokens it got in each."""
     counts: list[int] = []
     async with client_of(gateway, mode="eval") as (client, episode):
         while not done.is_set():

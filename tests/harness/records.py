@@ -82,7 +82,7 @@ def lasting(model: Any, seed: int | None = None) -> list[dict[str, str]]:
 async def check_everything(
     gateway: RunningGateway, versions: dict[int, Path], agents: list[Any], *, endless: bool = False
 ) -> int:
-    """Nothing is lost, doubled or mislabelled; answers how often a turn went on under another version."""
+    """Nothing is lost, doubled or mislabelled; returns how often a turn went on under another version."""
     crossed = 0
     for episode, counts in agents:
         nodes = await nodes_of(gateway, episode)

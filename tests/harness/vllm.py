@@ -27,7 +27,7 @@ from tests.harness.waiting import until
 
 START_S = STAND_S = 600.0
 LENGTH = 32_768
-"""The most tokens of prompt and answer together: the tiny model samples so fast that a shorter answer is over before a busy
+"""The most tokens of prompt and response together: the tiny model samples so fast that a shorter response is over before a busy
 machine has sent the pause."""
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"
@@ -162,7 +162,7 @@ class SharedEngine:
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{self._port}/health", timeout=10) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self._port}/health", timeout=10) as response:
+                return bool(response.status == 200)
         except OSError:
             return False

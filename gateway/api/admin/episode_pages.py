@@ -86,7 +86,7 @@ async def list_episodes(
     ] = "newest",
     calls: Annotated[bool, Query(description="Return each episode's calls and sampled tokens.")] = False,
     preview: Annotated[
-        bool, Query(description="Return the rewards of each group, and the text of the question and answer.")
+        bool, Query(description="Return the rewards of each group, and the text of the question and reply.")
     ] = False,
 ) -> dict[str, Any]:
     """Return the newest episodes. `next` requests the following page; null on the last one, and with another `sort`.

@@ -104,8 +104,8 @@ async def open_episode(
 ) -> dict[str, Any]:
     """Open an episode once there is a slot within the staleness bound; otherwise 429 with Retry-After.
 
-    With the header `Idempotency-Key` (random, for this episode only) the request can be repeated if its answer was lost: the same
-    episode and key answer it, even if the episode is closed by now.
+    With the header `Idempotency-Key` (random, for this episode only) the request can be repeated if its response was lost: it
+    returns the same episode and key, even if the episode is closed by now.
     """
     place = body.task_id, body.group_id, body.group_size, body.mode, _model(body, access)
     sampling = EpisodeSampling(**body.sampling.model_dump())
@@ -242,7 +242,7 @@ async def get_trajectory(episode_id: str, access: Admin, model: str | None = Non
 
 @router.get("/{episode_id}/calls/{call_id}/exchange")
 async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[str, Any]:
-    """Return the request to an upstream model and its answer."""
+    """Return the request to an upstream model and its response."""
     row = await gateway.database.read(lambda c: turns.exchange(c, episode_id, call_id))
     if row is None:
         message = f"episode {episode_id!r} has no call {call_id!r} to an upstream model"

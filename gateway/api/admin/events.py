@@ -15,7 +15,7 @@ from gateway.store.events import EventFilter
 from headgate.errors import BadRequest
 
 PATH = "/admin/v1/events"
-"""Every process of a cluster answers requests to this path itself."""
+"""Every process of a cluster serves requests to this path itself."""
 router = admin_router("Events")
 
 _SUBJECTS = "episode|group|batch|version|engine|node|trainer"

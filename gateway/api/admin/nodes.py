@@ -38,7 +38,7 @@ class TrainerBody(BaseModel):
 
 
 class ClaimBody(TrainerBody):
-    """A claim, and how long its answer may wait for the node."""
+    """A claim, and how long its response may wait for the node."""
 
     wait_s: float = Field(0.0, ge=0, le=3600)
 
@@ -89,7 +89,7 @@ async def remove_node(name: str, access: Admin) -> dict[str, Any]:
 async def claim_node(name: str, body: ClaimBody, access: Admin, response: Response) -> dict[str, Any]:
     """Claim a node for its trainer: 200 when the trainer has it, 202 while its engines are put to sleep (then repeat it).
 
-    Repeat it while the node is used, within `claim_s` of the answer; otherwise the claim lapses.
+    Repeat it while the node is used, within `claim_s` of the response; otherwise the claim lapses.
     """
     nodes = _nodes(access)
     model = access.trained(body.model).name

@@ -1,7 +1,7 @@
 """Drains a gateway process that is being stopped: it takes no new calls, and running ones may finish.
 
-Owns the count of requests under `/v1` that are being answered. Everything else (the admin API, links of other processes) is
-served until these have ended, because they may depend on it. Requests that have no answer by the deadline get an error. Pure
+Owns the count of requests under `/v1` that are being served. Everything else (the admin API, links of other processes) is
+served until these have ended, because they may depend on it. Requests that have no response by the deadline get an error. Pure
 ASGI.
 """
 
@@ -23,7 +23,7 @@ from headgate.errors import (
 
 _CALLS = ("/v1/", PREFIX)
 _RETRY_S = 1.0
-"""After this long, another process or the next one answers."""
+"""After this long, another process or the next one responds."""
 
 
 class Drain:
@@ -32,10 +32,10 @@ class Drain:
     def __init__(self) -> None:
         self.begun = False
         self.running = 0
-        """Calls that are being answered."""
+        """Calls that are being served."""
         self.over = False
         """True once no request is served any more."""
-        self._unanswered: set[asyncio.Timeout] = set()
+        self._waiting: set[asyncio.Timeout] = set()
         self._opening: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._cut = asyncio.Event()
@@ -72,13 +72,13 @@ class Drain:
     def end(self) -> None:
         """Stop serving, and respond to the requests that still wait."""
         self.over = True
-        for scope in self._unanswered:
+        for scope in self._waiting:
             scope.reschedule(0.0)
-        self._unanswered.clear()
+        self._waiting.clear()
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Count a call that is being answered."""
+        """Count a call that is being served."""
         self.running += 1
         try:
             yield
@@ -89,17 +89,17 @@ class Drain:
 
     @contextmanager
     def waiting(self) -> Iterator[asyncio.Timeout]:
-        """Yield the scope in which a request waits for its answer to begin; `end` ends it, unless it is `answered` by then."""
+        """Yield the scope in which a request waits for its response to begin; `end` ends it until `response_begun`."""
         scope = asyncio.timeout(None)
-        self._unanswered.add(scope)
+        self._waiting.add(scope)
         try:
             yield scope
         finally:
-            self._unanswered.discard(scope)
+            self._waiting.discard(scope)
 
-    def answered(self, scope: asyncio.Timeout) -> None:
-        """Record that the answer has begun."""
-        self._unanswered.discard(scope)
+    def response_begun(self, scope: asyncio.Timeout) -> None:
+        """Record that the response has begun."""
+        self._waiting.discard(scope)
 
 
 def stopping(kind: type[Unavailable] = Unavailable) -> Unavailable:
@@ -132,7 +132,7 @@ class Draining:
         async def sending(message: Message) -> None:
             nonlocal started
             started = True
-            self._drain.answered(until)
+            self._drain.response_begun(until)
             await send(message)
 
         with self._drain.waiting() as until:

@@ -1,4 +1,4 @@
-"""Releases what a request holds, such as its place among its key's calls, when it has been answered."""
+"""Releases what a request holds, such as its place among its key's calls, when it has been served."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.api.scope import hold
 
 
 class Release:
-    """Ends a request's contexts after its answer, whatever serves it and however that ends. Pure ASGI."""
+    """Ends a request's contexts after its response, whatever serves it and however that ends. Pure ASGI."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Identifies the caller of a request, and reserves the places that the request takes until it is answered."""
+"""Identifies the caller of a request, and reserves the places that the request takes until it is served."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Admission:
 
 
 async def admit(request: Request, gateway: Services, api: str, query: Collection[str] = ()) -> Admission:
-    """Identify the caller and reserve a place for its request, until it is answered. Raise Busy, and as `identify` does.
+    """Identify the caller and reserve a place for its request, until it is served. Raise Busy, and as `identify` does.
 
     `query`: the query parameters that the route has.
     """

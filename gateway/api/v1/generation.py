@@ -1,4 +1,4 @@
-"""Turns a request into the replies of its answer, the same way for every dialect:
+"""Turns a request into the replies of its response, the same way for every dialect:
 
 identify the caller -> admit -> parse (the dialect's part) -> find the episode -> for each choice look for a reply that exists,
 else prepare its prompt and sampling and start one.
@@ -193,7 +193,7 @@ class _Preparation:
             self._gateway.untrained.see(model, episode.id, sampling.flags())
 
     async def check(self) -> None:
-        """Raise BadRequest if one of several prompts cannot be answered, before another one is."""
+        """Raise BadRequest if one of several prompts cannot be served, before another one is."""
         for number in range(len(self._parsed.prompts)):
             await self._sampling(number)
 

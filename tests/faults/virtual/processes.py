@@ -168,7 +168,7 @@ class Work:
             common = min(len(got), len(self.received))
             if got[:common] != self.received[:common]:
                 detail = f"{self.call.call_id}: two clients received different tokens"
-                cluster.report.wrong("wrong_answer", detail)
+                cluster.report.wrong("wrong_reply", detail)
             self.received = max(got, self.received, key=len)
         if choices.delivered:
             cluster.delivered(self, got)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import ModelSettings
-from gateway.dialects.chat import ChatAnswer, ChatRequest
+from gateway.dialects.chat import ChatOutput, ChatRequest
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
 from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
@@ -175,16 +175,16 @@ def test_what_a_stop_string_cuts_off_is_in_no_bytes_of_a_chat(stream: bool) -> N
         top = [[(token, -1.0)] for token in delivery.ids]
         reply.deliver(reply.compose(delivery.pieces, delivery.ids, delivery.logprobs, top))
     reply.end("stop")
-    entries = asyncio.run(logprobs_of(ChatAnswer(Choices([reply.read()]), request, chat), stream))
+    entries = asyncio.run(logprobs_of(ChatOutput(Choices([reply.read()]), request, chat), stream))
     assert b"".join(bytes(entry["bytes"]) for entry in entries) == "日本".encode()
     assert len(entries) == len(ids) - 1
     assert [entry["top_logprobs"][0]["bytes"] for entry in entries[:2]] == [[0xE6], [0x97]]
 
 
-async def logprobs_of(answer: ChatAnswer, stream: bool) -> list[dict[str, Any]]:
+async def logprobs_of(response: ChatOutput, stream: bool) -> list[dict[str, Any]]:
     if not stream:
-        return list((await answer.complete())["choices"][0]["logprobs"]["content"])
-    events = b"".join([part async for part in answer.events()]).decode().split("\n\n")
+        return list((await response.complete())["choices"][0]["logprobs"]["content"])
+    events = b"".join([part async for part in response.events()]).decode().split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
     return [
         entry

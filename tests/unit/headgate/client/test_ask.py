@@ -13,7 +13,7 @@ from headgate.client import GatewayClient
 from tests.harness.waiting import within
 
 
-def test_a_gateway_that_takes_long_to_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_takes_long_to_respond_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = asyncio.Event()
     texts: list[str] = []
 
@@ -28,4 +28,4 @@ def test_a_gateway_that_takes_long_to_answer_is_named(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(typer, "echo", echo)
     ask("http://127.0.0.1:9", None, slow)
-    assert texts == ["waiting for an answer of the gateway at http://127.0.0.1:9"]
+    assert texts == ["waiting for a response of the gateway at http://127.0.0.1:9"]

@@ -1,7 +1,7 @@
-"""Responses, as OpenAI's API has them: the answer and its events.
+"""Responses, as OpenAI's API has them: the response and its events.
 
 A reply becomes items in the order in which its pieces come: reasoning, messages, function calls. Invariants: events and the whole
-answer show the same items; sequence numbers have no gaps; no event marks the answer as complete before `keep` is done, so
+response show the same items; sequence numbers have no gaps; no event marks the response as complete before `keep` is done, so
 a client that has the end can come back for it.
 """
 
@@ -27,10 +27,10 @@ from gateway.render.segmenter import Piece
 from headgate.errors import GatewayError
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
-"""Stores a whole answer."""
+"""Stores a whole response."""
 
 
-class ResponsesAnswer:
+class ResponsesOutput:
     """The reply to a request, in OpenAI's form, for one client."""
 
     def __init__(
@@ -41,7 +41,7 @@ class ResponsesAnswer:
         renderer: ChatRenderer,
         keep: Keep | None,
     ) -> None:
-        """`keep`: None if the answer is not to be stored."""
+        """`keep`: None if the response is not to be stored."""
         self._choices = choices
         self._reply = choices.replies[0]
         self._request = request
@@ -61,7 +61,7 @@ class ResponsesAnswer:
         self._echo = _echo(request, self._reply)
 
     async def complete(self) -> dict[str, Any]:
-        """Return the answer in one piece."""
+        """Return the response in one piece."""
         async for news in self._choices:
             for _, delivery in news:
                 self._events(delivery)
@@ -69,13 +69,13 @@ class ResponsesAnswer:
         return await self._finished()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events; what has come together is yielded together."""
+        """Yield the response as server-sent events; what has come together is yielded together."""
         async for news in self._choices:
             begun = b"" if self._sequence else self._opening_events()
             yield begun + b"".join([self._events(delivery) for _, delivery in news])
         ended = self._end()
-        answer = await self._finished()
-        yield ended + self._event(f"response.{answer['status']}", response=answer)
+        response = await self._finished()
+        yield ended + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: GatewayError) -> bytes:
         """Return the events that end a stream that failed: OpenAI's SDK raises on the first of them, others wait for the
@@ -95,13 +95,13 @@ class ResponsesAnswer:
         return None if seconds is None else int(self._reply.received_at + seconds)
 
     async def _finished(self) -> dict[str, Any]:
-        answer = self._response(self._status)
-        answer["usage"] = self._usage()
+        response = self._response(self._status)
+        response["usage"] = self._usage()
         if self._status == "incomplete":
-            answer["incomplete_details"] = {"reason": "max_output_tokens"}
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._keep is not None:
-            await self._keep(answer)
-        return answer
+            await self._keep(response)
+        return response
 
     def _response(self, status: str) -> dict[str, Any]:
         return {
@@ -284,7 +284,7 @@ def _head(kind: str, fields: dict[str, Any]) -> bytes:
 
 
 def _echo(request: ResponsesRequest, reply: Reply) -> dict[str, Any]:
-    """Return the request's parameters as the answer repeats them: as requested, or as used instead; null where not given."""
+    """Return the request's parameters as the response repeats them: as requested, or as used instead; null where not given."""
     reasoning = request.reasoning
     return {
         "background": False,

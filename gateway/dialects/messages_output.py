@@ -1,6 +1,6 @@
 """Anthropic's Messages API: a reply as its message, whole or as its events.
 
-Thinking that was not requested is left out: such clients read the first block as the answer. Its tokens count, and
+Thinking that was not requested is left out: such clients read the first block as the reply. Its tokens count, and
 the record has them, so nothing is lost when the conversation goes on. A tool call is one block with all its input in one event,
 because a call is known only when it is whole. Invariant: whole or streamed, for the first client or for a retry, the blocks,
 their ids and signatures are the same.
@@ -24,7 +24,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 Block = dict[str, Any]
 
 
-class MessagesAnswer:
+class MessagesOutput:
     """The one reply to a request, for one client."""
 
     def __init__(self, choices: Choices, request: MessagesRequest) -> None:
@@ -42,7 +42,7 @@ class MessagesAnswer:
         self._calls = 0
 
     async def complete(self) -> dict[str, Any]:
-        """Return the answer in one piece."""
+        """Return the response in one piece."""
         blocks: list[Block] = []
         async for news in self._choices:
             for _, delivery in news:
@@ -68,7 +68,7 @@ class MessagesAnswer:
             blocks[-1][name] += piece.text
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events; what has come together is yielded together."""
+        """Yield the response as server-sent events; what has come together is yielded together."""
         begun = False
         async for news in self._choices:
             events = [] if begun else [self._start()]
