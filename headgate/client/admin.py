@@ -14,11 +14,8 @@ from httpx_aiohttp import AiohttpTransport
 
 from headgate.arrow import read_stream
 from headgate.client.events import EventStream
-from headgate.client.refusal import (
-    GatewayRefused,
-    body_of,
-    refusal,
-)
+from headgate.client.refusal import GatewayRefused, body_of, refusal
+from headgate.http import responds
 from headgate.types import (
     AS_REQUESTED,
     EpisodeMode,
@@ -167,10 +164,7 @@ class GatewayClient:
 
     async def is_ready(self) -> bool:
         """Return True if a call would be served now; False also if nothing responds at the URL."""
-        try:
-            return (await self._http.get("/readyz")).is_success
-        except httpx.TransportError:
-            return False
+        return await responds(f"{self.url}/readyz")
 
     async def image(self, name: str) -> bytes:
         """Return the file of an image that a stored episode has, by its hash (SHA-256, hexadecimal)."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from bench.vllm_cpu import VLLM_CPU
 from gateway.config import EngineSettings, ModelSettings
 from gateway.engines.base import Engine
 from gateway.engines.process import LOOPBACK, command, connect
@@ -40,14 +41,8 @@ def vllm_settings(log: Path) -> dict[str, Any]:
     return {
         "launch": "vllm",
         "python": str(PYTHON),
-        "args": ["--enforce-eager", "--dtype", "float32", "--block-size", "32"],
-        "env": {
-            "VLLM_CPU_CI_ENV": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parent / "vllm_plugin"),
-        },
+        "args": VLLM_CPU["args"],
+        "env": {**VLLM_CPU["env"], "PYTHONPATH": str(Path(__file__).parent / "vllm_plugin")},
         "log": str(log),
     }
 
