@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gateway.engines.fake import FakeEngine, Faults
-from gateway.engines.fake.engine import Fingerprint
+from gateway.engines.fake.sampling import Fingerprint
 from trainer.model import pretrained as model
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.engines.fake.engine import Faults
+from gateway.engines.fake import Faults
 from gateway.engines.fake.log import SampleLog
 from tests.harness.clusters import Cluster, run_cluster
 from tests.harness.expiry import patient_bus

@@ -21,8 +21,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.config.settings import Settings
-from gateway.engines.fake import FakeEngine, create_fake_app, identity, next_token
-from gateway.engines.fake.engine import Faults
+from gateway.engines.fake import FakeEngine, Faults, create_fake_app, identity, next_token
 from gateway.engines.fake.log import SampleLog
 from gateway.generation.call_log import TOKEN_BYTES
 from gateway.render.renderer import ChatRenderer

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.engines.fake.engine import Faults
+from gateway.engines.fake import Faults
 from tests.harness.gateways import RunningGateway
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import ScriptedEngine, scripted_gateway

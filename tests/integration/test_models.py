@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.fake import FakeEngine, create_fake_app
-from gateway.engines.fake.engine import Faults
+from gateway.engines.fake import FakeEngine, Faults, create_fake_app
 from headgate.client import EpisodeRunner, Task
 from headgate.client.admin import GatewayRefused
 from headgate.client.agents import FunctionAgent

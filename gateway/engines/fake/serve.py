@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from gateway.engines.fake.engine import FakeEngine, Faults
+from gateway.engines.fake.engine import FakeEngine
+from gateway.engines.fake.faults import Faults
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -151,9 +152,10 @@ def _fake_control(engine: FakeEngine, path: str, values: dict[str, Any]) -> tupl
         engine.set_faults(values)
         return 200, {}
     if path == "/fake/state":
-        names = ("running", "held", "sampled", "prefix_hits", "stale_hits", "asleep", "sleeps", "refused")
-        found = {name: getattr(engine, name) for name in (*names, "received_frames")}
-        return 200, found | {"adapters": list(engine.adapters)}
+        names = ("running", "held", "sampled", "asleep", "sleeps", "refused", "received_frames")
+        found = {name: getattr(engine, name) for name in names}
+        cached = {"prefix_hits": engine.cache.hits, "stale_hits": engine.cache.stale_hits}
+        return 200, found | cached | {"adapters": list(engine.adapters)}
     return None
 
 
