@@ -44,7 +44,8 @@ from gateway.generation.pool import EnginePool
 from gateway.generation.replies import Replies
 from gateway.observe.events import EventFeed
 from gateway.observe.metrics import Metrics
-from gateway.render.renderer import check_model, load_renderer
+from gateway.render.model_folder import check_model
+from gateway.render.renderer import load_renderer
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.store.database import Database
 from gateway.store.holder import folder_of, locked

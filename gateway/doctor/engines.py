@@ -15,7 +15,8 @@ from gateway.engines.address import check_engines
 from gateway.engines.base import Engine, GenerateRequest
 from gateway.engines.process import api_of, check_launch, connect
 from gateway.engines.tied_embeddings import stale_heads
-from gateway.render.renderer import ChatRenderer, check_model, load_renderer
+from gateway.render.model_folder import check_model
+from gateway.render.renderer import ChatRenderer, load_renderer
 from headgate.errors import BadRequest, EngineError
 from headgate.http import Session
 from headgate.types import Sampling

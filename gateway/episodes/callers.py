@@ -19,7 +19,7 @@ from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.conversations import UNKNOWN, Conversations
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.open_episode import OpenEpisode
-from gateway.generation.replies import RequestKey
+from gateway.generation.request_key import RequestKey
 from headgate.errors import NotAuthenticated, NotFound
 from headgate.keys import Keyring
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from gateway.engines.base import TokenChunk
-from gateway.generation.call_log import (
+from gateway.generation.log_format import (
     LoggedCall,
     finish_of,
     top_of,

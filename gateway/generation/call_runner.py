@@ -16,7 +16,7 @@ from functools import partial
 
 from gateway.engines.base import GenerateRequest, LoadImage, TokenChunk, no_images
 from gateway.generation.call import Call
-from gateway.generation.call_log import LoggedCall
+from gateway.generation.log_format import LoggedCall
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
 from gateway.generation.span_attributes import (

@@ -20,13 +20,10 @@ from functools import partial
 from typing import Protocol
 
 from gateway.generation.call import Call
-from gateway.generation.call_log import LoggedCall
+from gateway.generation.call_log import CallLog, superseded
 from gateway.generation.call_runner import CallRunner
-from gateway.generation.handover import (
-    CallLog,
-    Handover,
-    superseded,
-)
+from gateway.generation.handover import Handover
+from gateway.generation.log_format import LoggedCall
 from gateway.generation.reply import (
     Delivery,
     Reply,

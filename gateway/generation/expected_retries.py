@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Sequence
 
-from gateway.generation.call_log import LoggedCall
 from gateway.generation.handover import Handover
+from gateway.generation.log_format import LoggedCall
 
 _EXPECTED_S = 60.0
 """Seconds within which a refused request may be retried."""

@@ -10,40 +10,30 @@ that may be retried. Invariants:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
-from gateway.generation.call_log import LoggedCall
 from gateway.generation.completion import Completion, Segment
 from gateway.generation.expected_retries import RefusedRequests
 from gateway.generation.handover import Handover
+from gateway.generation.log_format import LoggedCall
 from gateway.generation.reply import Reader, Reply
-from gateway.generation.retry_matching import (
-    EarlierRequest,
-    RequestState,
-    find_repeated,
-    is_retried,
-)
+from gateway.generation.request_key import RequestKey
+from gateway.generation.retry_matching import EarlierRequest, RequestState, find_repeated, is_retried
 from gateway.generation.running_calls import RunningCalls
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.store.records import CallRecord
 from gateway.trajectories.tree import TokenTree, TreePosition
-from headgate.errors import (
-    GatewayError,
-    OwnedByPeer,
-    Unavailable,
-    Unprocessable,
-)
+from headgate.errors import GatewayError, OwnedByPeer, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -51,44 +41,6 @@ _TRIES = 3
 """The number of times a retry looks for its call while other processes take it over."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
 """Codes of failures after which this process receives no retry of the same call."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestKey:
-    """Identifies a request within its episode: `name` is a hash of its idempotency key if it has one, else of its body."""
-
-    episode_id: str
-    name: str
-    body: str
-    retry: bool
-    exact: bool = False
-    """True if the request has an idempotency key, which names one request."""
-
-    @classmethod
-    def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
-        """Return the key of a request. One with an idempotency key counts as a retry: the first looks like the others."""
-        content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
-        if not idempotency_key:
-            return cls(episode_id, content, content, retries > 0)
-        key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
-        return cls(episode_id, key, content, True, True)
-
-    def choice(self, index: int) -> RequestKey:
-        """Return the key of one of the request's choices."""
-        if index == 0:
-            return self
-        name = hashlib.blake2b(f"{self.name}:{index}".encode(), digest_size=16).hexdigest()
-        return replace(self, name=name)
-
-    @property
-    def stored(self) -> str:
-        """The key as it is stored with a call; begins with the name."""
-        return self.name + self.body
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """The part that retries of one request share."""
-        return self.episode_id, self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +223,7 @@ class Replies:
             *(logged.request_key for logged in there.values()),
             *(call["request_key"] for call in recorded),
         ):
-            _check(key, stored)
+            key.check(stored)
         ids = [call["id"] for call in recorded]
         found: list[EarlierRequest[_Source]] = [
             EarlierRequest(name, RequestState.REFUSED, None, arrived) for name, arrived in expected.items()
@@ -373,7 +325,7 @@ class Replies:
             call = next((call for call in calls if call_id in ("", call["id"])), None)
             if call is None:
                 return None
-            _check(key, call["request_key"])
+            key.check(call["request_key"])
             return call, TokenTree(turns.nodes(connection, call["model"], [key.episode_id])[key.episode_id])
 
         found = await self._database.read(read)
@@ -401,12 +353,6 @@ def _recorded_calls(
     """Return the recorded calls with a reply to a request, and the call that a retry of it has restarted."""
     recorded = turns.calls_with_reply(connection, key.episode_id, key.name)
     return recorded, turns.restarted(connection, key.episode_id, key.name)
-
-
-def _check(key: RequestKey, stored: str) -> None:
-    if stored != key.stored:
-        message = "this idempotency key was used for a request with another body"
-        raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
 
 
 def _is_elsewhere(failure: Exception | None) -> bool:

@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 from gateway.config.settings import Settings
 from gateway.engines.fake import FakeEngine, Faults, create_fake_app, identity, next_token
 from gateway.engines.fake.log import SampleLog
-from gateway.generation.call_log import TOKEN_BYTES
+from gateway.generation.log_format import TOKEN_BYTES
 from gateway.render.renderer import ChatRenderer
 from headgate.client import GatewayClient
 from headgate.processes.ports import free_port

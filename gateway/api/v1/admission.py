@@ -16,7 +16,7 @@ from gateway.dialects.request import GenerationRequest, replies_of
 from gateway.episodes.callers import Caller
 from gateway.episodes.open_episode import OtherAttempt
 from gateway.episodes.refusals import RequestedCall
-from gateway.generation.replies import RequestKey
+from gateway.generation.request_key import RequestKey
 from gateway.render.offload import offload_read
 from gateway.tenancy.limits import Ticket
 from headgate.errors import (

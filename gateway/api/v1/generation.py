@@ -40,8 +40,8 @@ from gateway.generation.completion import (
     Segment,
     TokenAccount,
 )
-from gateway.generation.replies import RequestKey
 from gateway.generation.reply import Choices, Reader
+from gateway.generation.request_key import RequestKey
 from gateway.render.offload import offload, offload_read
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import ReplyFormat

@@ -15,8 +15,9 @@ import pytest
 from gateway.bus.base import Entry, Outcome, Process
 from gateway.bus.memory import MemoryBus
 from gateway.config import BusSettings
-from gateway.generation.call_log import LoggedCall
-from gateway.generation.handover import CallLog, Handover
+from gateway.generation.call_log import CallLog
+from gateway.generation.handover import Handover
+from gateway.generation.log_format import LoggedCall
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
 from headgate.errors import BusUnavailable, Unavailable

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from gateway.generation.replies import RequestKey
+from gateway.generation.request_key import RequestKey
 from gateway.generation.retry_matching import EarlierRequest, RequestState, find_repeated, is_retried
 
 
