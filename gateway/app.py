@@ -13,11 +13,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from gateway.api import (
-    console,
-    errors,
-    health,
-)
+from gateway.api import console, errors, health
 from gateway.api.admin import (
     batches,
     cluster,
@@ -45,14 +41,7 @@ from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.api.middleware.release import Release
 from gateway.api.middleware.web_guard import WebGuard, own_names
-from gateway.api.v1 import (
-    chat,
-    completions,
-    images,
-    messages,
-    models,
-    responses,
-)
+from gateway.api.v1 import chat, completions, images, messages, models, responses
 from gateway.config.settings import ConfigError, Settings
 from gateway.episodes.callers import agent_keys
 from gateway.services import open_services

@@ -18,11 +18,7 @@ from fastapi import FastAPI
 from sqlalchemy import Connection, select
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import (
-    console,
-    errors,
-    health,
-)
+from gateway.api import console, errors, health
 from gateway.api.admin import (
     batches,
     engines,

@@ -30,11 +30,7 @@ from headgate.http import responds
 from headgate.processes.child import LocalProcess
 from headgate.processes.errors import GivenUp
 from headgate.processes.ports import free_port
-from headgate.processes.supervised import (
-    Backoff,
-    Life,
-    SupervisedProcess,
-)
+from headgate.processes.supervised import Backoff, Life, SupervisedProcess
 
 log = logging.getLogger(__name__)
 

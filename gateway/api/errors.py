@@ -42,14 +42,7 @@ _PROBE = "/readyz"
 
 def error_body(error: GatewayError) -> dict[str, Any]:
     """Return an error as OpenAI's API has it."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def anthropic_error_body(error: GatewayError) -> dict[str, Any]:

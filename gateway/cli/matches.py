@@ -73,11 +73,7 @@ def run_matches(
 
       gateway episodes match --agent duel.py:play --tasks tasks.jsonl --players first=red,second=blue --forever
     """
-    from headgate.client import (
-        GatewayRefused,
-        GatewayUnreachable,
-        RunStopped,
-    )
+    from headgate.client import GatewayRefused, GatewayUnreachable, RunStopped
     from headgate.client.agents import function_named, read_tasks
     from headgate.client.matches import parse_players
     from headgate.processes.interrupts import STATUS

@@ -17,11 +17,7 @@ from gateway.cli import run_options as options
 from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
-    from headgate.client import (
-        Agent,
-        EpisodeRunner,
-        Task,
-    )
+    from headgate.client import Agent, EpisodeRunner, Task
     from headgate.client.command_runner import CommandRunner
     from headgate.client.environment import EnvironmentAgent
     from headgate.client.order import TaskOrder
@@ -88,11 +84,7 @@ def run_episodes(
 
       gateway episodes run --tasks tasks.jsonl --sandbox bwrap -- python my_agent.py
     """
-    from headgate.client import (
-        GatewayRefused,
-        GatewayUnreachable,
-        RunStopped,
-    )
+    from headgate.client import GatewayRefused, GatewayUnreachable, RunStopped
     from headgate.client.sandboxes.base import Limits, SandboxUnavailable
     from headgate.processes.interrupts import STATUS
     from headgate.processes.unending import Program
@@ -227,11 +219,7 @@ def _agent(
     exit_code_reward: bool,
     runner: CommandRunner | None,
 ) -> Agent:
-    from headgate.client.agents import (
-        CommandAgent,
-        WorkerAgent,
-        load_agent,
-    )
+    from headgate.client.agents import CommandAgent, WorkerAgent, load_agent
 
     if name is None and not command:
         raise ValueError(

@@ -133,11 +133,7 @@ def show_episode(
         show_trajectory(found, None if full else _SHOWN)
 
 
-def why(
-    episode_id: EpisodeId,
-    gateway: Url = _URL,
-    admin_key: AdminKey = None,
-) -> None:
+def why(episode_id: EpisodeId, gateway: Url = _URL, admin_key: AdminKey = None) -> None:
     """Show what became of an episode and its group, step by step, and why it was trained or not.
 
     Example:

@@ -45,8 +45,7 @@ def tail(
         int | None, typer.Option(min=0, help="Begin after the event with this id, instead; 0: with all.")
     ] = None,
     kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these: `episode`, or `episode.closed`. May be repeated."),
+        list[str] | None, typer.Option(help="Only these: `episode`, or `episode.closed`. May be repeated.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
     episode: Annotated[str | None, typer.Option(help="Only events of this episode.")] = None,

@@ -27,11 +27,7 @@ from gateway.dialects.request import (
     drop_unsupported,
     unsupported,
 )
-from gateway.generation.reply import (
-    Choices,
-    Delivery,
-    Reply,
-)
+from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
 from headgate.errors import BadRequest, validation_error
 
@@ -310,8 +306,4 @@ def stream_end(last: Sequence[bytes], head: bytes, usage: dict[str, Any] | None)
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
     """Return the usage, in tokens."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

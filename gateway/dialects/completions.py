@@ -16,11 +16,7 @@ from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, stream_end, 
 from gateway.dialects.extensions import EXTENSIONS, EngineFields
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
 from gateway.dialects.request import GenerationRequest, LogitBias, drop_unsupported, unsupported
-from gateway.generation.reply import (
-    Choices,
-    Delivery,
-    Reply,
-)
+from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
 from headgate.errors import BadRequest, validation_error
 

@@ -153,7 +153,6 @@ EXTENSIONS: Unsupported = {
 """What nothing here does, by its name in vLLM's API and in OpenRouter's."""
 
 ELSEWHERE: Unsupported = dict.fromkeys(
-    ("chat_template_kwargs", "ignore_eos", "stop_token_ids", *_FORMS),
-    ((), "send it to /v1/chat/completions"),
+    ("chat_template_kwargs", "ignore_eos", "stop_token_ids", *_FORMS), ((), "send it to /v1/chat/completions")
 )
 """What chat completions take, and other APIs do not."""

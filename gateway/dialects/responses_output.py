@@ -17,11 +17,7 @@ from gateway.dialects.responses import ResponsesRequest
 from gateway.dialects.responses_input import item_id
 from gateway.dialects.responses_items import OutputItem
 from gateway.dialects.responses_tools import Toolbox, offered
-from gateway.generation.reply import (
-    Choices,
-    Delivery,
-    Reply,
-)
+from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Piece
 from headgate.errors import GatewayError

@@ -13,12 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.engines.streams import CONNECT_S, StreamConnection, StreamConnections
-from headgate.errors import (
-    EngineError,
-    EngineRefused,
-    EngineUnreachable,
-    NotComparable,
-)
+from headgate.errors import EngineError, EngineRefused, EngineUnreachable, NotComparable
 from headgate.http import ERRORS, Session
 from headgate.types import FinishReason
 from scheduler.policies.proof import Holding

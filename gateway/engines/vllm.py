@@ -23,12 +23,7 @@ from gateway.engines.base import GenerateRequest, Level, Load, StepCounts, Token
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
 from gateway.engines.prometheus_text import label, samples
 from gateway.engines.vllm_images import EngineImages
-from headgate.errors import (
-    EngineError,
-    EngineReplaced,
-    EngineUnreachable,
-    NotComparable,
-)
+from headgate.errors import EngineError, EngineReplaced, EngineUnreachable, NotComparable
 from headgate.types import Sampling
 from scheduler.policies.proof import Holding
 

@@ -19,19 +19,9 @@ from gateway.generation.call import Call
 from gateway.generation.log_format import LoggedCall
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
-from gateway.generation.span_attributes import (
-    ENGINE,
-    WAIT,
-    placed,
-)
+from gateway.generation.span_attributes import ENGINE, WAIT, placed
 from gateway.telemetry.base import NO_TRACE, CallTrace
-from headgate.errors import (
-    EngineError,
-    EngineRefused,
-    EngineReplaced,
-    EngineUnreachable,
-    GatewayError,
-)
+from headgate.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
 from headgate.types import Grammar
 
 log = logging.getLogger(__name__)

@@ -24,11 +24,7 @@ from gateway.generation.call_log import CallLog, superseded
 from gateway.generation.call_runner import CallRunner
 from gateway.generation.handover import Handover
 from gateway.generation.log_format import LoggedCall
-from gateway.generation.reply import (
-    Delivery,
-    Reply,
-    ReplyListener,
-)
+from gateway.generation.reply import Delivery, Reply, ReplyListener
 from gateway.generation.span_attributes import COMMIT, completed
 from gateway.observe.metrics import Metrics
 from gateway.render.renderer import Message

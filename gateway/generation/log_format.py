@@ -20,12 +20,7 @@ import orjson
 from gateway.bus.base import Log
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Span, Turn
-from headgate.types import (
-    FinishReason,
-    ImageSpan,
-    Int32Array,
-    Sampling,
-)
+from headgate.types import FinishReason, ImageSpan, Int32Array, Sampling
 
 _FORMAT, _WITH_IMAGES = 1, 2
 """An older build would continue a call without its images, so their logs have another format."""

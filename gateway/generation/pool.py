@@ -18,23 +18,9 @@ from gateway.config import QueueSettings
 from gateway.generation.call import Call
 from gateway.generation.pace import Pace
 from gateway.generation.plan_messages import CallCounts, count_calls
-from gateway.generation.slot import (
-    EngineDescription,
-    Run,
-    Slot,
-)
-from gateway.generation.slot_placer import (
-    PlacementRequest,
-    Placer,
-    SlotPlacer,
-)
-from headgate.errors import (
-    BadRequest,
-    Conflict,
-    NotFound,
-    Unavailable,
-    jittered,
-)
+from gateway.generation.slot import EngineDescription, Run, Slot
+from gateway.generation.slot_placer import PlacementRequest, Placer, SlotPlacer
+from headgate.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,7 @@ from gateway.generation.upstream_call import UpstreamCall
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.store.records import CallRecord
-from headgate.errors import (
-    GatewayError,
-    UpstreamFailed,
-    UpstreamTimedOut,
-)
+from headgate.errors import GatewayError, UpstreamFailed, UpstreamTimedOut
 
 log = logging.getLogger(__name__)
 

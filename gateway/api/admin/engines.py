@@ -13,13 +13,7 @@ from gateway.api.admin.admin_route import admin_router
 from gateway.control.models import LocalModel
 from gateway.engines.address import check_place
 from gateway.generation.slot import Slot
-from headgate.errors import (
-    BadRequest,
-    Busy,
-    Conflict,
-    NotFound,
-    jittered,
-)
+from headgate.errors import BadRequest, Busy, Conflict, NotFound, jittered
 
 router = admin_router("Engines")
 

@@ -166,10 +166,7 @@ async def facets(access: Admin, model: Word = None) -> dict[str, Any]:
 
 def _length(connection: Connection, wanted: EpisodeFilter) -> dict[str, Any]:
     pin = wanted.pin or episode_pages.newest_place(connection, wanted)
-    return {
-        "total": episode_pages.count(connection, wanted),
-        "pin": None if pin is None else _written(pin),
-    }
+    return {"total": episode_pages.count(connection, wanted), "pin": None if pin is None else _written(pin)}
 
 
 def _written(place: Place) -> str:

@@ -19,14 +19,7 @@ from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
 from headgate.errors import BadRequest, NotFound
 from headgate.keys import key_of
-from headgate.types import (
-    AS_REQUESTED,
-    EpisodeMode,
-    EpisodeRequest,
-    EpisodeSampling,
-    Node,
-    TokenFlag,
-)
+from headgate.types import AS_REQUESTED, EpisodeMode, EpisodeRequest, EpisodeSampling, Node, TokenFlag
 
 router = admin_router("Episodes", "/episodes", episode_in_reach)
 
@@ -199,10 +192,7 @@ async def delete_episode(
     gateway = access.gateway
     await access.episode(episode_id)
     database = gateway.database.fenced(gateway.coordinator.fence)
-    return {
-        "episode_id": episode_id,
-        **await retention.delete_episode(database, episode_id, force=force),
-    }
+    return {"episode_id": episode_id, **await retention.delete_episode(database, episode_id, force=force)}
 
 
 @router.get("/{episode_id}")

@@ -15,11 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
 from gateway.api.scope import PREFIX
-from headgate.errors import (
-    NotAccepted,
-    Unavailable,
-    jittered,
-)
+from headgate.errors import NotAccepted, Unavailable, jittered
 
 _CALLS = ("/v1/", PREFIX)
 _RETRY_S = 1.0

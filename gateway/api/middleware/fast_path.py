@@ -15,12 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api.context import Services, services
 from gateway.api.errors import refusal
 from gateway.api.scope import call_of
-from gateway.api.v1 import (
-    chat,
-    completions,
-    messages,
-    responses,
-)
+from gateway.api.v1 import chat, completions, messages, responses
 from headgate.errors import GatewayError
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]

@@ -28,12 +28,7 @@ from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.hop import Hop, was_forwarded
 from gateway.api.scope import PREFIX
 from gateway.tenancy.projects import Projects
-from headgate.errors import (
-    GatewayError,
-    NotAccepted,
-    OwnedByPeer,
-    Unavailable,
-)
+from headgate.errors import GatewayError, NotAccepted, OwnedByPeer, Unavailable
 from headgate.keys import Keyring
 
 _PLACED = ("/v1/", PREFIX, "/admin/")

@@ -19,11 +19,7 @@ from gateway.episodes.refusals import RequestedCall
 from gateway.generation.request_key import RequestKey
 from gateway.render.offload import offload_read
 from gateway.tenancy.limits import Ticket
-from headgate.errors import (
-    BadRequest,
-    Busy,
-    GatewayError,
-)
+from headgate.errors import BadRequest, Busy, GatewayError
 
 EPISODE_HEADER = "x-headgate-episode"
 _EXPECTED = 2048

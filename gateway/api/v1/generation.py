@@ -16,16 +16,8 @@ from typing import NamedTuple
 
 from gateway.api.context import Services
 from gateway.api.v1.admission import EPISODE_HEADER, Admission
-from gateway.api.v1.images import (
-    load_image,
-    read_images,
-    store_images,
-)
-from gateway.api.v1.sampling import (
-    nth_seed,
-    sampling_of,
-    tools_of,
-)
+from gateway.api.v1.images import load_image, read_images, store_images
+from gateway.api.v1.sampling import nth_seed, sampling_of, tools_of
 from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, Message
 from gateway.engines.process import api_of
@@ -34,12 +26,7 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation import span_attributes
 from gateway.generation.call import Call
 from gateway.generation.call_runner import CallRunner
-from gateway.generation.completion import (
-    Completion,
-    LengthListener,
-    Segment,
-    TokenAccount,
-)
+from gateway.generation.completion import Completion, LengthListener, Segment, TokenAccount
 from gateway.generation.reply import Choices, Reader
 from gateway.generation.request_key import RequestKey
 from gateway.render.offload import offload, offload_read

@@ -85,13 +85,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _anthropic_model(name: str) -> dict[str, Any]:
-    return {
-        "type": "model",
-        "id": name,
-        "display_name": name,
-        "created_at": _MADE,
-        "lifecycle": "active",
-    }
+    return {"type": "model", "id": name, "display_name": name, "created_at": _MADE, "lifecycle": "active"}
 
 
 def _page(names: list[str], limit: int, after: str | None, before: str | None) -> tuple[list[str], bool]:

@@ -110,12 +110,7 @@ def _grammar(parsed: GenerationRequest, model: ServedModel, prompt: Prompt) -> G
     renderer = model.renderer
     reasoning = not parsed.prompts and renderer.reasoning_open(prompt.ids[-8:].tolist())
     return constraint(
-        renderer,
-        parsed.tools,
-        parsed.tool_choice,
-        parsed.parallel_tool_calls,
-        parsed.form,
-        reasoning,
+        renderer, parsed.tools, parsed.tool_choice, parsed.parallel_tool_calls, parsed.form, reasoning
     )
 
 
