@@ -77,6 +77,11 @@ class BadRequest(GatewayError):
     type = "invalid_request_error"
 
 
+def invalid(where: str, what: str, code: str = "invalid_value") -> BadRequest:
+    """Return the error for a wrong value at a place of a request, with which the message begins."""
+    return BadRequest(f"{where}: {what}", code=code, param=where)
+
+
 class Unprocessable(BadRequest):
     """The request is well-formed, but what it names cannot be used."""
 

@@ -18,7 +18,7 @@ from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
 from gateway.dialects.request import GenerationRequest, LogitBias, drop_unsupported, unsupported
 from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
-from headgate.errors import BadRequest, validation_error
+from headgate.errors import BadRequest, invalid, validation_error
 
 Prompt = str | list[int]
 MAX_REPLIES = 2048
@@ -77,8 +77,7 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
         raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
     generation = _generation_request(request, prompts, values)
     if generation.choices > MAX_REPLIES:
-        message = f"prompt: {generation.choices} replies in one request are more than {MAX_REPLIES}"
-        raise BadRequest(message, code="invalid_value", param="prompt")
+        raise invalid("prompt", f"{generation.choices} replies in one request are more than {MAX_REPLIES}")
     return request, generation
 
 
@@ -92,8 +91,7 @@ def _prompts(given: Any) -> list[Prompt]:
             return given
         if all(isinstance(prompt, list) and _is_ids(prompt) for prompt in given):
             return given
-    message = "prompt: must be a text, a list of texts, a list of token ids, or a list of such lists"
-    raise BadRequest(message, code="invalid_value", param="prompt")
+    raise invalid("prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists")
 
 
 def _is_ids(given: list[Any]) -> bool:

@@ -13,7 +13,7 @@ from pydantic import Field
 from gateway.dialects.forms import of_vllm
 from gateway.dialects.request import Body, Effort, Unsupported, unsupported
 from gateway.render.constraints import ContentForm
-from headgate.errors import BadRequest
+from headgate.errors import invalid
 
 
 class EngineFields(Body):
@@ -90,11 +90,10 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
         where = f"chat_template_kwargs.{name}"
         if name in ("enable_thinking", "thinking"):
             if not isinstance(value, bool):
-                raise BadRequest(f"{where}: must be true or false", code="invalid_value", param=where)
+                raise invalid(where, "must be true or false")
         elif name == "reasoning_effort":
             if value not in get_args(Effort):
-                text = f"{where}: must be one of {', '.join(get_args(Effort))}"
-                raise BadRequest(text, code="invalid_value", param=where)
+                raise invalid(where, f"must be one of {', '.join(get_args(Effort))}")
         elif (name, value) != ("add_generation_prompt", True):
             instead = "a request can set enable_thinking and reasoning_effort; write others into the checkpoint's chat template"
             raise unsupported(where, "this variable", instead)
@@ -106,8 +105,7 @@ def _agreed(requested: dict[str, Any]) -> Any:
     first = next(iter(given), "")
     for name, value in given.items():
         if value != given[first]:
-            message = f"{name}: it is {value!r}, and {first} is {given[first]!r}: send one of them"
-            raise BadRequest(message, code="invalid_value", param=name)
+            raise invalid(name, f"it is {value!r}, and {first} is {given[first]!r}: send one of them")
     return given.get(first)
 
 

@@ -13,7 +13,7 @@ from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.dialects.schemas import check_parameters
 from gateway.render.constraints import ContentForm
 from gateway.render.meaning import REASONING
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 from headgate.json_depth import MAX_DEPTH, too_deep
 
 Message = dict[str, Any]
@@ -144,17 +144,15 @@ def check_tools(tools: Sequence[Any]) -> None:
 def check_tool_name(name: str, where: str) -> None:
     """Raise BadRequest for a name that neither OpenAI's API nor Anthropic's has for tools."""
     if not _TOOL_NAME.fullmatch(name):
-        message = (
-            f"{where}: {name[:200]!r} is not the name of a tool: use 1 to 128 letters, digits, '_' and '-'"
+        raise invalid(
+            where, f"{name[:200]!r} is not the name of a tool: use 1 to 128 letters, digits, '_' and '-'"
         )
-        raise BadRequest(message, code="invalid_value", param=where)
 
 
 def check_unique(name: str, names: Container[str], where: str) -> None:
     """Raise BadRequest if there is a tool of that name already."""
     if name in names:
-        message = f"{where}: two tools have the name {name!r}: rename or remove one"
-        raise BadRequest(message, code="invalid_value", param=where)
+        raise invalid(where, f"two tools have the name {name!r}: rename or remove one")
 
 
 def check_results(messages: Sequence[Message], param: str = "") -> None:
@@ -190,8 +188,9 @@ def check_results(messages: Sequence[Message], param: str = "") -> None:
 
 def _check_new(call: str, pending: Container[str], param: str) -> None:
     if call in pending:
-        message = f"{param}: two tool calls of one message have the id {call!r}: give each an id of its own"
-        raise BadRequest(message, code="invalid_value", param=param)
+        raise invalid(
+            param, f"two tool calls of one message have the id {call!r}: give each an id of its own"
+        )
 
 
 def _check_results(pending: dict[str, int], param: str) -> None:
@@ -238,7 +237,7 @@ class PromptCacheOptions(Body):
 
 def unsupported(where: str, what: str, instead: str, code: str = "unsupported_parameter") -> BadRequest:
     """Return the error for what this gateway cannot do, or this model."""
-    return BadRequest(f"{where}: {what} is not supported here: {instead}", code=code, param=where)
+    return invalid(where, f"{what} is not supported here: {instead}", code)
 
 
 def unsupported_content(where: str, what: str, kind: Any, images: ImageSupport = TEXT_ONLY) -> BadRequest:
@@ -256,22 +255,19 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 def _check_message(message: Any, where: str, images: ImageSupport) -> None:
     if not isinstance(message, dict):
-        raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
+        raise invalid(where, "a message must be an object")
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
-        text = f"{where}.role: {role!r} is none of {', '.join(_ROLES)}"
-        raise BadRequest(text, code="invalid_value", param=f"{where}.role")
+        raise invalid(f"{where}.role", f"{role!r} is none of {', '.join(_ROLES)}")
     if isinstance(content, list):
         allowed = images if role in ("user", "tool") else ImageSupport(images.model)
         for j, part in enumerate(content):
             _check_part(part, f"{where}.content.{j}", allowed)
     elif content is not None and not isinstance(content, str):
-        text = f"{where}.content: must be a string or a list of parts"
-        raise BadRequest(text, code="invalid_value", param=f"{where}.content")
+        raise invalid(f"{where}.content", "must be a string or a list of parts")
     for name in ("name", "refusal", *REASONING):
         if not isinstance(message.get(name), str | None):
-            param = f"{where}.{name}"
-            raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
+            raise invalid(f"{where}.{name}", "must be a string")
     _check_tool_calls(message.get("tool_calls"), where)
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise BadRequest("a tool message needs a tool_call_id", code="invalid_value", param=where)

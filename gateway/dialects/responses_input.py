@@ -14,7 +14,7 @@ from typing import Any
 from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.dialects.request import Message, check_arguments, unsupported, unsupported_content
 from gateway.dialects.responses_tools import custom_arguments, function_name
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 
 Item = dict[str, Any]
 
@@ -134,7 +134,7 @@ _TEXT = ("input_text", "output_text")
 
 def _item(item: Any, where: str, images: ImageSupport) -> Item:
     if not isinstance(item, dict):
-        raise invalid("an item must be an object", where)
+        raise invalid(where, "an item must be an object")
     kind = item.get("type") or ("message" if "role" in item else "item_reference")
     shown: Item = {"type": kind, **({"id": item["id"]} if _is_text(item.get("id")) else {})}
     if kind == "message":
@@ -164,7 +164,7 @@ def _item(item: Any, where: str, images: ImageSupport) -> Item:
 def _message_item(item: Item, where: str, images: ImageSupport) -> Item:
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
-        raise invalid(f"role: {role!r} is none of {', '.join(_ROLES)}", where)
+        raise invalid(where, f"role: {role!r} is none of {', '.join(_ROLES)}")
     if isinstance(content, str):
         content = [{"type": "input_text", "text": content}]
     by_assistant = role == "assistant"
@@ -194,7 +194,7 @@ def _parts(
     given: Any, kinds: Sequence[str], where: str, images: ImageSupport = TEXT_ONLY
 ) -> list[dict[str, Any]]:
     if not isinstance(given, list):
-        raise invalid("must be a string or a list of parts", where)
+        raise invalid(where, "must be a string or a list of parts")
     found = []
     for i, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -220,13 +220,8 @@ def _image(part: dict[str, Any], where: str) -> dict[str, Any]:
 def _need(value: dict[str, Any], names: Sequence[str], where: str) -> None:
     for name in names:
         if not isinstance(value.get(name), str):
-            raise invalid(f"{name} must be a string", where)
+            raise invalid(where, f"{name} must be a string")
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
-
-
-def invalid(message: str, where: str) -> BadRequest:
-    """Return the error for a wrong value at a place of the request."""
-    return BadRequest(f"{where}: {message}", code="invalid_value", param=where)

@@ -17,7 +17,7 @@ from gateway.render.renderer import ChatRenderer
 from gateway.store import refused_calls, turns
 from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
-from headgate.errors import BadRequest, NotFound
+from headgate.errors import BadRequest, NotFound, invalid
 from headgate.keys import key_of
 from headgate.types import AS_REQUESTED, EpisodeMode, EpisodeRequest, EpisodeSampling, Node, TokenFlag
 
@@ -130,10 +130,9 @@ async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> di
     trained, and `notice` what to do if there are none.
     """
     if CALLS in (body.components or {}):
-        message = (
-            f"components: {CALLS!r} is reserved for the sum of the rewards posted on calls: rename yours"
+        raise invalid(
+            "components", f"{CALLS!r} is reserved for the sum of the rewards posted on calls: rename yours"
         )
-        raise BadRequest(message, code="invalid_value", param="components")
     taken = await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
     shown = asdict(taken) if taken is not None else {}
     return {"episode_id": episode_id, "reward": body.reward, "final": body.final, **shown}
@@ -254,8 +253,7 @@ def _model(body: OpenBody, access: Access) -> str:
         message = f"agent: no agent {body.agent!r} is configured ([agents.NAME])"
         raise BadRequest(message, code="unknown_agent", param="agent")
     if body.model is not None and access.trained(body.model).name != model:
-        message = f"model: the agent {body.agent!r} belongs to the model {model!r}"
-        raise BadRequest(message, code="invalid_value", param="model")
+        raise invalid("model", f"the agent {body.agent!r} belongs to the model {model!r}")
     return model
 
 

@@ -12,7 +12,7 @@ from gateway.api.admin.admin_route import admin_router
 from gateway.api.stream import EventStream, openai_failure
 from gateway.observe.events import Start
 from gateway.store.events import EventFilter
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 
 PATH = "/admin/v1/events"
 """Every process of a cluster serves requests to this path itself."""
@@ -59,8 +59,7 @@ def _start(after: int | None, last: int | None, resumed: str | None) -> Start:
     """Where the stream begins. A browser repeats the same request with the header, so that goes first."""
     if resumed:
         if not (resumed.isascii() and resumed.isdigit() and int(resumed) < 2**53):
-            message = "Last-Event-ID: it must be the `id` of an event"
-            raise BadRequest(message, code="invalid_value", param="Last-Event-ID")
+            raise invalid("Last-Event-ID", "it must be the `id` of an event")
         return Start(after=int(resumed))
     if after is not None and last is not None:
         raise BadRequest("after and last: name one of the two", code="invalid_value", param="last")

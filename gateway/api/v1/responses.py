@@ -33,7 +33,7 @@ from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Caller
 from gateway.render.offload import offload, offload_read
 from gateway.store import responses as stored_responses
-from headgate.errors import BadRequest, NotFound
+from headgate.errors import BadRequest, NotFound, invalid
 
 router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 Include = Annotated[
@@ -296,7 +296,7 @@ def _ordered(found: Sequence[dict[str, Any]], order: Order, after: str | None) -
         return listed
     ids = [item["id"] for item in listed]
     if after not in ids:
-        raise BadRequest(f"after: the list has no item {after!r}", code="invalid_value", param="after")
+        raise invalid("after", f"the list has no item {after!r}")
     return listed[ids.index(after) + 1 :]
 
 

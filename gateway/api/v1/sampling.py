@@ -8,7 +8,7 @@ from gateway.dialects.request import GenerationRequest, Tool
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.render.constraints import constraint
 from gateway.trajectories.recorder import Prompt
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 from headgate.types import Grammar, Sampling
 
 _DEFAULT_TEMPERATURE = 1.0
@@ -88,11 +88,11 @@ def _wanted(parsed: GenerationRequest, bounds: TokenBounds, model: ServedModel, 
     if parsed.max_tokens_may_exceed:
         own = min(own, room)
     if parsed.min_tokens > own:
-        message = (
-            f"min_tokens: {parsed.min_tokens} is more than the {own} that the reply may take at most:"
-            " lower it, or raise max_tokens"
+        raise invalid(
+            "min_tokens",
+            f"{parsed.min_tokens} is more than the {own} that the reply may take at most:"
+            " lower it, or raise max_tokens",
         )
-        raise BadRequest(message, code="invalid_value", param="min_tokens")
     wanted = bounds.apply(own, room)
     if wanted > room:
         message = (
