@@ -31,7 +31,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
     """Call would be served: the process is not being stopped, the store writes, and an engine is open or will be in a moment."""
-    if request.app.state.drain.begun:
+    if request.app.state.drain.stopping:
         raise stopping()
     gateway.database.check()
     if not gateway.database.reachable:

@@ -133,7 +133,7 @@ class LiveMetrics(Collector):
         yield _figure("role", [((r,), r == role) for r in _ROLES])
         linked = role == "follower" and isinstance(followed, Follower) and followed.linked.is_set()
         yield _one("linked", linked)
-        yield _one("stopping", self._drain.begun)
+        yield _one("stopping", self._drain.stopping)
         yield _one("running_calls", self._drain.running)
         yield _one("store_pending_writes", database.pending)
         yield _one("store_reachable", database.reachable)

@@ -146,7 +146,9 @@ class Versions(VersionRecords):
     async def _opened(self) -> None:
         """Wait until no engine is about to be opened. Raise EngineError if one of them was given up."""
         slots = self._engines.pool.slots.values()
-        await self._engines.pool.until(lambda: all(s.state in _SETTLED or s.given_up for s in slots), None)
+        await self._engines.pool.wait_until(
+            lambda: all(s.state in _SETTLED or s.given_up for s in slots), None
+        )
         for slot in slots:
             if slot.given_up:
                 raise EngineError(f"{slot.name} cannot be used: {slot.reason}")

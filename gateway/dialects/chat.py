@@ -206,8 +206,8 @@ class ChatOutput:
     async def complete(self) -> dict[str, Any]:
         """Return the response in one piece."""
         logged: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
-        async for news in self._choices:
-            for index, delivery in news if self._request.logprobs else ():
+        async for deliveries in self._choices:
+            for index, delivery in deliveries if self._request.logprobs else ():
                 logged[index] += self._entries(self._aligners[index].add(delivery))
         for index, aligner in enumerate(self._aligners):
             logged[index] += self._entries(aligner.end())
@@ -224,8 +224,8 @@ class ChatOutput:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the response as server-sent events, each a `data:` line; what has come together is yielded together."""
-        async for news in self._choices:
-            yield b"".join([self._events(index, delivery) for index, delivery in news])
+        async for deliveries in self._choices:
+            yield b"".join([self._events(index, delivery) for index, delivery in deliveries])
         last = [self._last_event(i, reply) for i, reply in enumerate(self._choices.replies)]
         yield stream_end(last, self._head, self._usage() if self._request.usage_streamed else None)
 

@@ -157,15 +157,15 @@ class CompletionOutput:
 
     async def complete(self) -> dict[str, Any]:
         """Return the response in one piece."""
-        deliveries: list[list[Delivery]] = [[] for _ in self._choices.replies]
-        async for news in self._choices:
-            for index, delivery in news:
-                deliveries[index].append(delivery)
+        by_choice: list[list[Delivery]] = [[] for _ in self._choices.replies]
+        async for deliveries in self._choices:
+            for index, delivery in deliveries:
+                by_choice[index].append(delivery)
         choices = [
             self._choice(
                 i,
-                self._echoed(i) + _text(deliveries[i]),
-                self._all_tokens(i, deliveries[i]),
+                self._echoed(i) + _text(by_choice[i]),
+                self._all_tokens(i, by_choice[i]),
                 reply.finish_reason,
             )
             for i, reply in enumerate(self._choices.replies)
@@ -174,8 +174,8 @@ class CompletionOutput:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the response as server-sent events, each a `data:` line; what has come together is yielded together."""
-        async for news in self._choices:
-            yield b"".join([self._event(index, delivery) for index, delivery in news])
+        async for deliveries in self._choices:
+            yield b"".join([self._event(index, delivery) for index, delivery in deliveries])
         last = [self._end(index, reply) for index, reply in enumerate(self._choices.replies)]
         options = self._request.stream_options
         counted = self._usage() if options is not None and options.include_usage else None
@@ -225,9 +225,9 @@ class CompletionOutput:
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         most = self._generation.top_logprobs
-        names = [self._named(sampled.token) for sampled in tokens]
+        names = [self._token_key(sampled.token) for sampled in tokens]
         tops = [
-            {**{self._named(i): x for i, x in sampled.others[:most]}, name: sampled.logprob}
+            {**{self._token_key(i): x for i, x in sampled.alternatives[:most]}, name: sampled.logprob}
             for name, sampled in zip(names, tokens, strict=True)
         ]
         return {
@@ -237,7 +237,7 @@ class CompletionOutput:
             "text_offset": [sampled.offset for sampled in tokens],
         }
 
-    def _named(self, token: int) -> str:
+    def _token_key(self, token: int) -> str:
         return self._renderer.token_bytes(token).decode(errors="replace")
 
     def _usage(self) -> dict[str, Any]:

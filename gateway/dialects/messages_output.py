@@ -44,8 +44,8 @@ class MessagesOutput:
     async def complete(self) -> dict[str, Any]:
         """Return the response in one piece."""
         blocks: list[Block] = []
-        async for news in self._choices:
-            for _, delivery in news:
+        async for deliveries in self._choices:
+            for _, delivery in deliveries:
                 for piece in delivery.pieces:
                     self._gather(blocks, piece)
         return {**self._message(), "content": blocks, **self._stop(), "usage": self._usage()}
@@ -70,10 +70,10 @@ class MessagesOutput:
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the response as server-sent events; what has come together is yielded together."""
         begun = False
-        async for news in self._choices:
+        async for deliveries in self._choices:
             events = [] if begun else [self._start()]
             begun = True
-            for _, delivery in news:
+            for _, delivery in deliveries:
                 events += [self._events(piece) for piece in delivery.pieces]
             if some := b"".join(events):
                 yield some

@@ -58,17 +58,17 @@ class ResponsesOutput:
 
     async def complete(self) -> dict[str, Any]:
         """Return the response in one piece."""
-        async for news in self._choices:
-            for _, delivery in news:
+        async for deliveries in self._choices:
+            for _, delivery in deliveries:
                 self._events(delivery)
         self._end()
         return await self._finished()
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the response as server-sent events; what has come together is yielded together."""
-        async for news in self._choices:
+        async for deliveries in self._choices:
             begun = b"" if self._sequence else self._opening_events()
-            yield begun + b"".join([self._events(delivery) for _, delivery in news])
+            yield begun + b"".join([self._events(delivery) for _, delivery in deliveries])
         ended = self._end()
         response = await self._finished()
         yield ended + self._event(f"response.{response['status']}", response=response)
@@ -108,7 +108,7 @@ class ResponsesOutput:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "output": [item.shown() for item in self._items],
+            "output": [item.api_form() for item in self._items],
             "usage": None,
             **self._echo,
         }
@@ -175,8 +175,8 @@ class ResponsesOutput:
         item.heads.append(_head(_DELTA[kind], item.place | ({"logprobs": []} if kind == "message" else {})))
         self._items.append(item)
         events = [
-            self._event("response.output_item.added", output_index=index, item=item.begun()),
-            self._event("response.content_part.added", **item.place, part=item.part),
+            self._event("response.output_item.added", output_index=index, item=item.empty_form()),
+            self._event("response.content_part.added", **item.place, part=item.content_part),
         ]
         if kind == "reasoning" and self._request.summarized:
             item.summarized = True
@@ -197,13 +197,13 @@ class ResponsesOutput:
         item.status = status
         events = [
             self._event(_DONE[item.kind], **item.place, text=item.text, **logprobs),
-            self._event("response.content_part.done", **item.place, part=item.part),
+            self._event("response.content_part.done", **item.place, part=item.content_part),
         ]
         for part in item.summary:
             place = item.summary_place
             events.append(self._event("response.reasoning_summary_text.done", **place, text=item.text))
             events.append(self._event("response.reasoning_summary_part.done", **place, part=part))
-        shown = item.shown()
+        shown = item.api_form()
         events.append(self._event("response.output_item.done", output_index=item.index, item=shown))
         return b"".join(events)
 
@@ -216,13 +216,13 @@ class ResponsesOutput:
         prefix, event, filled = _CALL_EVENTS[kind]
         item = OutputItem(kind, item_id(prefix, self._reply.call_id, index), index, call=call)
         self._items.append(item)
-        added = self._event("response.output_item.added", output_index=index, item=item.begun())
+        added = self._event("response.output_item.added", output_index=index, item=item.empty_form())
         item.status = "completed"
         place, given = {"item_id": item.id, "output_index": index}, {filled: call[filled]}
         named = {"name": call["name"]} if kind == "function_call" else {}
         filled_in = self._event(f"{event}.delta", **place, delta=call[filled])
         filled_in += self._event(f"{event}.done", **place, **named, **given)
-        done = self._event("response.output_item.done", output_index=index, item=item.shown())
+        done = self._event("response.output_item.done", output_index=index, item=item.api_form())
         return closed + added + filled_in + done
 
     def _end(self) -> bytes:

@@ -170,7 +170,7 @@ class Call:
         self._hints = replace(self._hints, preferred="", avoid=frozenset())
         self._turn.begin_run(version)
 
-    def left(self) -> None:
+    def end_run(self) -> None:
         """End the run: the call is in no engine."""
         self._engine = ""
 

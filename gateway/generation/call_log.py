@@ -62,11 +62,11 @@ class CallLog:
         """`epoch` above 1: the call was taken over, and its log exists."""
         self.call = call
         self.call_id = turn.call_id
-        self.taken = False
+        self.taken_over = False
         """True once another process owns the log."""
-        self.left = False
+        self.left_to_others = False
         """True if the log stays when the call ends, for another process to take over."""
-        self.over = False
+        self.ended = False
         self.written_at = 0.0
         self._writer = writer
         self._place = place
@@ -75,8 +75,8 @@ class CallLog:
         self._images = images
         self._details = details
         self._epoch = epoch
-        self._begun = epoch > 1
-        self._logged = self._sent = len(turn.ids) if self._begun else 0
+        self._exists = epoch > 1
+        self._logged = self._sent = len(turn.ids) if self._exists else 0
 
     @property
     def movable(self) -> bool:
@@ -86,39 +86,39 @@ class CallLog:
     @property
     def logged(self) -> bool:
         """True if another process could continue the call now."""
-        return self.movable and self._begun and not self.over
+        return self.movable and self._exists and not self.ended
 
     def mark_dirty(self) -> bool:
         """Schedule new tokens for the log. False: they will not be logged, so deliver them now."""
-        if not self.movable or self.over:
+        if not self.movable or self.ended:
             return False
         return self._writer.mark_dirty(self)
 
     async def assert_owner(self) -> None:
         """Raise Unavailable if another process has taken the call over."""
-        if not self.taken:
+        if not self.taken_over:
             await self._writer.assert_owner(self)
-        if self.taken:
+        if self.taken_over:
             raise superseded()
 
     def end(self, delivered: bool = False) -> None:
         """End the log: a client has the whole reply (`delivered`), or no client will get it."""
-        if not (self.over or self.taken or (self.left and not delivered)):
-            self.over = True
+        if not (self.ended or self.taken_over or (self.left_to_others and not delivered)):
+            self.ended = True
             self._writer.mark_dirty(self)
 
     def leave(self) -> None:
         """Leave the log to another process, if that could continue the call."""
-        self.left = self.logged and not self.taken
+        self.left_to_others = self.logged and not self.taken_over
 
     def entry(self) -> Entry:
         """Return the next entry of the log."""
         turn = self._turn
-        if self.over:
+        if self.ended:
             return Entry(self.call_id, self._place, self._epoch, b"", b"", 0, b"", over=True)
         self._sent = len(turn.ids)
         state = log_format.state_of(turn, self._details)
-        if self._begun:
+        if self._exists:
             body = log_format.body_of(turn, self._logged) if self.movable else b""
             at = self._logged * TOKEN_BYTES if self.movable else 0
             return Entry(self.call_id, self._place, self._epoch, b"", state, at, body)
@@ -129,13 +129,13 @@ class CallLog:
     def ack(self, outcome: Outcome, now: float) -> None:
         """Apply the outcome of the newest entry."""
         if outcome == "written":
-            self._begun, self._logged, self.written_at = True, self._sent, now
+            self._exists, self._logged, self.written_at = True, self._sent, now
             self.call.flush()
         elif outcome == "gone":
-            self._begun, self._logged = False, 0
+            self._exists, self._logged = False, 0
             self._writer.mark_dirty(self)
         else:
-            self.taken = True
+            self.taken_over = True
 
 
 def superseded() -> Unavailable:

@@ -51,7 +51,7 @@ class Handover:
         """Entries that the bus missed; they are sent with the next heartbeat."""
         self.announcing: set[str] = set()
         """Refused requests that other processes do not know of yet."""
-        self._news = asyncio.Event()
+        self._marked = asyncio.Event()
         self._writing = asyncio.Lock()
         self._alive_until = 0.0
         """The time (by the loop's clock) until which no other process takes a call from this one."""
@@ -174,7 +174,7 @@ class Handover:
         logged."""
         if self._open and call_log not in self._dirty:
             self._dirty[call_log] = None
-            self._news.set()
+            self._marked.set()
         return self._open
 
     async def assert_owner(self, call_log: CallLog) -> None:
@@ -217,11 +217,11 @@ class Handover:
             self._ack(call_log, outcome, began)
 
     def _ack(self, call_log: CallLog, outcome: Outcome, now: float) -> None:
-        over = call_log.over
+        ended = call_log.ended
         call_log.ack(outcome, now)
-        if (over and outcome == "written") or call_log.taken:
+        if (ended and outcome == "written") or call_log.taken_over:
             self._logs.pop(call_log.call_id, None)
-        if call_log.taken and not over:
+        if call_log.taken_over and not ended:
             log.warning("call %s: another process has taken it over", call_log.call_id)
             self._keep(asyncio.create_task(call_log.call.supersede(), name=f"supersede-{call_log.call_id}"))
 
@@ -230,7 +230,7 @@ class Handover:
         for call_log in logs:
             call_log.call.flush()
             expired = call_log.written_at + self._settings.log_s < now
-            if call_log.over and expired:
+            if call_log.ended and expired:
                 self._logs.pop(call_log.call_id, None)
             else:
                 self._later[call_log] = None
@@ -243,7 +243,7 @@ class Handover:
         self._dirty |= self._later
         self._later = {}
         if self._dirty:
-            self._news.set()
+            self._marked.set()
         try:
             await self._bus.announce(self.process)
             self._alive_until = max(self._alive_until, now + self._settings.heartbeat_ttl_s)
@@ -257,8 +257,8 @@ class Handover:
 
     async def _write_forever(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._marked.wait()
+            self._marked.clear()
             entries = len(self._dirty)
             await self.flush()
             await asyncio.sleep(max(_LOG_EVERY_S, entries / _ENTRIES_PER_S))

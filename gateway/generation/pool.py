@@ -194,7 +194,7 @@ class EnginePool:
             if not request.found.done():
                 self._placer.submit(request)
 
-    async def until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
+    async def wait_until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
         """Wait until a condition on the slots holds, or the time is up."""
         try:
             async with asyncio.timeout(timeout_s):

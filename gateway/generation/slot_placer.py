@@ -106,7 +106,7 @@ class SlotPlacer:
         legal = [slot for slot in slots.values() if slot.state == "open" and slot.version >= call.min_version]
         if any(slot.name == hints.preferred for slot in legal):
             return slots[hints.preferred]
-        near, cached = self._pool.cached(call)
-        loads = [EngineLoad(s.name, s.streams, cached if s.name == near else 0) for s in legal]
+        closest, cached = self._pool.cached(call)
+        loads = [EngineLoad(s.name, s.streams, cached if s.name == closest else 0) for s in legal]
         name = choose(loads, hints.avoid)
         return slots[name] if name is not None else None

@@ -30,7 +30,7 @@ from gateway.render.model_folder import check_model
 from gateway.render.recorded import Marks
 from gateway.render.special_tokens import ControlTokens
 from gateway.render.template import ChatTemplate, Message, Tool
-from gateway.render.template_options import Switches, chosen, combinations
+from gateway.render.template_options import Switches, choose_switches, combinations
 from headgate.errors import BadRequest
 from headgate.json_depth import MAX_SAMPLED_DEPTH, too_deep
 from headgate.types import Int32Array
@@ -127,7 +127,7 @@ class ChatRenderer:
 
     def switches(self, effort: str | None, thinking: bool | None) -> Switches:
         """Return the template options for an effort and a switch of thinking, as far as the template of this model has them."""
-        return chosen(effort, thinking, self._variants)
+        return choose_switches(effort, thinking, self._variants)
 
     def switched(self, switches: Switches) -> ChatRenderer:
         """Return the renderer of prompts with switches that this one has chosen."""

@@ -298,7 +298,7 @@ async def test_a_finished_reply_is_kept_for_a_client_that_could_not_have_it(
     call.cancel()
     await until(lambda: completion.reply.orphaned, "the client has left")
     commit.set()
-    await until(lambda: completion.reply.over, "the turn is committed")
+    await until(lambda: completion.reply.ended, "the turn is committed")
     again = await send(gateway, headers, body)
     await until(lambda: not live.calls, "it is kept no longer")
     turn = await check_one_turn(gateway, episode)

@@ -26,10 +26,10 @@ class Drain:
     """The state of stopping, and the requests that still run. One for each application."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.stopping = False
         self.running = 0
         """Calls that are being served."""
-        self.over = False
+        self.stopped = False
         """True once no request is served any more."""
         self._waiting: set[asyncio.Timeout] = set()
         self._opening: asyncio.Task[None] | None = None
@@ -47,9 +47,9 @@ class Drain:
 
     def begin(self) -> None:
         """No new calls from now on. A second time: those that run are not waited for."""
-        if self.begun:
+        if self.stopping:
             self._cut.set()
-        self.begun = True
+        self.stopping = True
         if self._opening is not None:
             self._opening.cancel()
         if not self.running:
@@ -67,7 +67,7 @@ class Drain:
 
     def end(self) -> None:
         """Stop serving, and respond to the requests that still wait."""
-        self.over = True
+        self.stopped = True
         for scope in self._waiting:
             scope.reschedule(0.0)
         self._waiting.clear()
@@ -80,7 +80,7 @@ class Drain:
             yield
         finally:
             self.running -= 1
-            if self.begun and not self.running:
+            if self.stopping and not self.running:
                 self._idle.set()
 
     @contextmanager
@@ -114,10 +114,10 @@ class Draining:
         drain = self._drain
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"].startswith(_CALLS) and not drain.begun:
+        elif scope["path"].startswith(_CALLS) and not drain.stopping:
             with drain.call():
                 await self._until_over(scope, receive, send)
-        elif scope["path"].startswith(_CALLS) or drain.over:
+        elif scope["path"].startswith(_CALLS) or drain.stopped:
             await error_response(stopping(NotAccepted), scope["path"])(scope, receive, _last(send))
         else:
             await self._until_over(scope, receive, send)

@@ -165,7 +165,7 @@ class FakeEngine:
         """Take an adapter out of the workers; return whether they had it."""
         return self._workers.pop(number, None) is not None
 
-    def _of(self, model: str | None) -> tuple[str, Block | None]:
+    def _weights_of(self, model: str | None) -> tuple[str, Block | None]:
         """Return the identity and the block of an adapter, or of the engine's own weights.
 
         Its own weights cannot be used once it has adapters: like vLLM's CPU build, it runs such requests with the last adapter.
@@ -176,7 +176,7 @@ class FakeEngine:
     async def receive_weights(self, version: int, timeout_s: float) -> None:
         """Take over the weights that were received, unless a fault forbids it."""
         async with self._loading:
-            found = await self.transfer.taken(version, timeout_s)
+            found = await self.transfer.received(version, timeout_s)
             await self._may_load()
             if not self.faults.stale_reload:
                 self.weights_id, self.block = found
@@ -282,7 +282,7 @@ class FakeEngine:
                 yield choice_of([], [], "abort", request)
                 return
             sampling = {**params, "stop_token_ids": []} if request.sampled < least else params
-            own = adapter or self._of(None)
+            own = adapter or self._weights_of(None)
             if self.routers is not None:
                 self._route(request, own[0], self.routers)
             token, logprob = self._next(context, fingerprint, sampling, *own)
@@ -350,7 +350,7 @@ class FakeEngine:
         noise = self.faults.logprob_noise
         rows: list[dict[str, Any] | None] = [None]
         for previous, token in pairwise(ids):
-            value = logprob_of(*self._of(model), previous, token) - noise
+            value = logprob_of(*self._weights_of(model), previous, token) - noise
             rows.append({str(token): {"logprob": value, "rank": 1}})
         return rows
 

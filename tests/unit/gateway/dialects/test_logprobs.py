@@ -107,7 +107,7 @@ def test_the_bytes_of_all_tokens_are_the_text(name: str, data: st.DataObject) ->
     raw = data.draw(st.booleans())
     streamed = delivered(Segmenter(chat, reasoning=False, stop=stop, raw=raw), ids, cuts)
     whole = delivered(Segmenter(chat, reasoning=False, stop=stop, raw=raw), ids, [])
-    assert b"".join(sampled.own for sampled in aligned(chat, streamed)) == text_of(streamed).encode()
+    assert b"".join(sampled.bytes for sampled in aligned(chat, streamed)) == text_of(streamed).encode()
     assert aligned(chat, streamed) == aligned(chat, whole)
     assert [sampled.token for sampled in aligned(chat, streamed)] == [i for d in streamed for i in d.ids]
 
@@ -122,7 +122,7 @@ def test_a_token_has_its_own_bytes_and_stands_where_its_character_begins(text: s
     ids = chat.encode(text)
     found = aligned(chat, delivered(Segmenter(chat, reasoning=False), ids, []))
     own = [bytes(alphabet[letter] for letter in chat.backend.id_to_token(token)) for token in ids]
-    assert [sampled.own for sampled in found] == own
+    assert [sampled.bytes for sampled in found] == own
     before = [len(b"".join(own[:i]).decode(errors="ignore")) for i in range(len(own))]
     assert [sampled.offset for sampled in found] == before
 
@@ -148,7 +148,7 @@ def test_thoughts_are_text_and_marks_and_calls_are_none(text: str, data: st.Data
     cuts = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=8)))
     deliveries = delivered(Segmenter(chat, reasoning=False, tools=TOOLS), ids, cuts)
     found = aligned(chat, deliveries)
-    assert b"".join(sampled.own for sampled in found) == text_of(deliveries).encode()
+    assert b"".join(sampled.bytes for sampled in found) == text_of(deliveries).encode()
     assert [sampled.token for sampled in found] == ids
 
 
@@ -157,7 +157,7 @@ def test_a_piece_keeps_its_leading_space_and_the_first_one_what_the_text_has() -
     ids = chat.encode("a the b")
     deliveries = delivered(Segmenter(chat, reasoning=False), ids, [])
     assert text_of(deliveries) == "a the b"
-    assert [sampled.own for sampled in aligned(chat, deliveries)][2:5] == [b" t", b"he", b" "]
+    assert [sampled.bytes for sampled in aligned(chat, deliveries)][2:5] == [b" t", b"he", b" "]
     assert chat.token_bytes(ids[2]) == b" t"
 
 
@@ -202,4 +202,4 @@ def test_a_log_probability_is_always_a_number(unusable: float) -> None:
     aligner = LogprobAligner(chat)
     found = aligner.add(Delivery(pieces, ids, [unusable] * len(ids), [[(ids[0], unusable)]] * len(ids)))
     found += aligner.end()
-    assert [(one.logprob, one.others[0][1]) for one in found] == [(-9999.0, -9999.0)] * len(ids)
+    assert [(one.logprob, one.alternatives[0][1]) for one in found] == [(-9999.0, -9999.0)] * len(ids)
