@@ -39,8 +39,8 @@ from gateway.api.middleware.fast_path import FastPath
 from gateway.api.middleware.forward import CoordinatorRef, Forward
 from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
-from gateway.api.middleware.release import Release
 from gateway.api.middleware.web_guard import WebGuard, own_names
+from gateway.api.scope import Release
 from gateway.api.v1 import chat, completions, images, messages, models, responses
 from gateway.config.settings import ConfigError, Settings
 from gateway.episodes.callers import agent_keys

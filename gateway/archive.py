@@ -248,7 +248,7 @@ class TokenReader:
         return self._texts.stream()
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of tokens, marks included."""
+        """Return the text of tokens, marks included."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
 

@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's own, does not end the process by the signal once all is closed."""
+        """Handle signals; unlike uvicorn, do not end the process by the signal once all is closed."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.stop)

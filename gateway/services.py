@@ -214,7 +214,7 @@ async def open_single_process(plane: DataPlane) -> AsyncIterator[Services]:
 async def open_cluster_member(
     plane: DataPlane, member: ClusterMember, lost: Callable[[BaseException], None]
 ) -> AsyncIterator[Services]:
-    """One process of a cluster. `lost`: see `open_services`."""
+    """Open one process of a cluster. `lost`: see `open_services`."""
     settings, name, wait_s = plane.settings, _process_name(), plane.settings.queue.max_wait_s
     pools = {model.name: model.pool for model in plane.models}
     recorders = [model.recorder for model in plane.models]

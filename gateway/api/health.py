@@ -73,5 +73,5 @@ def _check_coordinator(coordinator: Coordinator) -> None:
 
 @router.get("/metrics", response_class=Response)
 async def prometheus(gateway: Gateway) -> Response:
-    """Prometheus text."""
+    """Return all metrics as Prometheus text."""
     return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)

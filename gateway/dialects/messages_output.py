@@ -174,7 +174,7 @@ class MessagesOutput:
         }
 
     def _signature(self) -> str:
-        """Clients send it back; nothing is read from it."""
+        """Return the signature of a block of thinking. Clients send it back, and nothing is read from it."""
         name = f"{self._reply.call_id}:{self._index}".encode()
         return base64.b64encode(hashlib.blake2b(name, digest_size=24).digest()).decode()
 

@@ -111,7 +111,7 @@ class EngineHTTP:
     async def events(
         self, path: str, body: Any, on_new: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Post a JSON object; yields the events of the response, until `[DONE]`.
+        """Post a JSON object, and yield the events of the response until `[DONE]`.
 
         If the response comes over a new connection, `on_new` is awaited before the first event. A connection does not outlive the
         server's process, so what `on_new` finds out holds for everything that comes over it. Streams share no connection with

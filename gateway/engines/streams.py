@@ -203,7 +203,7 @@ class StreamConnection(asyncio.Protocol):
         self.close()
 
     def _check_silence(self) -> None:
-        """One timer per request: arriving data only stores the time."""
+        """Fail a request that is silent for too long. One timer per request: arriving data only stores the time."""
         now = self._loop.time()
         if self._paused:
             self._received_at = now

@@ -61,5 +61,5 @@ def completed(call: Call, details: TurnDetails, prompt_tokens: int) -> Facts:
 
 
 def engine_facts(slot: Slot) -> Facts:
-    """Where a call runs."""
+    """Return the attributes of the engine in which a call runs."""
     return {"headgate.engine": slot.name, "headgate.version": slot.version}

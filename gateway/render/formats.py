@@ -69,7 +69,7 @@ def json_text(value: Any) -> str:
 
 
 def _calls(value: Any) -> list[ToolCall]:
-    """One call or a list of calls, as JSON has them; nothing at all if one of them is not well-formed."""
+    """Return the calls of a JSON object, or of a list of them; nothing at all if one of them is not well-formed."""
     found = []
     for call in value if isinstance(value, list) else [value]:
         name = call.get("name") if isinstance(call, dict) else None
@@ -155,7 +155,7 @@ def _mistral(text: str) -> list[ToolCall]:
 
 
 def _llama(text: str) -> list[ToolCall]:
-    """One object, or several with `;` between them."""
+    """Return the calls of one object, or of several with `;` between them."""
     body = text.removeprefix("<|python_tag|>").strip()
     calls: list[ToolCall] = []
     for value in _objects(body):

@@ -135,8 +135,7 @@ class ChatRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the prompt for a reply to `messages`, with the keys of images (`render/images.py`). Raise BadRequest if the
-        template
-        refuses them."""
+        template refuses them."""
         return self._guarded(lambda: self._render(self._systems.placed(plain(messages, self._marks)), tools))
 
     def bridge(
@@ -186,7 +185,7 @@ class ChatRenderer:
         return [] if any(too_deep(call.arguments, MAX_SAMPLED_DEPTH) for call in calls) else calls
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of tokens, marks included."""
+        """Return the text of tokens, marks included."""
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def token_bytes(self, token: int) -> bytes:
@@ -203,7 +202,7 @@ class ChatRenderer:
         return self.texts.stream()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text, control tokens included and nothing added."""
+        """Return the ids of text, control tokens included and nothing added."""
         return encode(self.backend, text, False)
 
     def _render(self, messages: list[Message], tools: Sequence[Tool]) -> list[int]:

@@ -143,7 +143,7 @@ _TOOL: Tool = {
 
 
 def _samples() -> Iterator[list[Message]]:
-    """Conversations in which a template writes what it can write."""
+    """Return conversations in which a template writes what it can write."""
     system: Message = {"role": "system", "content": "s"}
     user: Message = {"role": "user", "content": "u"}
     greeting: Message = {"role": "assistant", "content": "a"}

@@ -56,7 +56,7 @@ async def list_engines(access: Admin) -> dict[str, Any]:
 
 @router.get("/engines/{name}")
 async def get_engine(name: str, access: Admin) -> dict[str, Any]:
-    """One engine."""
+    """Return one engine."""
     model, slot = _find(access, name)
     return _described(access, model, slot)
 

@@ -56,7 +56,7 @@ async def watch(
 
 
 def _start(after: int | None, last: int | None, resumed: str | None) -> Start:
-    """Where the stream begins. A browser repeats the same request with the header, so that goes first."""
+    """Return where the stream begins. The header has priority, because a browser repeats the same request with it."""
     if resumed:
         if not (resumed.isascii() and resumed.isdigit() and int(resumed) < 2**53):
             raise invalid("Last-Event-ID", "it must be the `id` of an event")

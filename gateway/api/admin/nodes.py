@@ -62,7 +62,7 @@ async def list_nodes(access: Admin) -> dict[str, Any]:
 
 @router.get("/nodes/{name}")
 async def get_node(name: str, access: Admin) -> dict[str, Any]:
-    """One node."""
+    """Return one node."""
     if (node := next((node for node in _described(access) if node["name"] == name), None)) is None:
         raise NotFound(f"no node {name!r}", code="no_node")
     return {**node}
@@ -116,6 +116,6 @@ def _described(access: Access) -> Sequence[NodeDescription]:
 
 
 def _check_root(access: Access) -> None:
-    """Nodes are shared by all models, so they are the root key's. Raise NotFound for a project's."""
+    """Raise NotFound for the key of a project: all models share the nodes, so only the root key reaches them."""
     if not access.reach.everything:
         raise NotFound("no route has this path", code="not_found")

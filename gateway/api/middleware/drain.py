@@ -38,7 +38,7 @@ class Drain:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """While the services are being opened: `begin` ends that, by cancelling the task that does it."""
+        """Let `begin` cancel this task while it opens the services."""
         self._opening = asyncio.current_task()
         try:
             yield
@@ -46,7 +46,7 @@ class Drain:
             self._opening = None
 
     def begin(self) -> None:
-        """No new calls from now on. A second time: those that run are not waited for."""
+        """Refuse new calls from now on; called again, no longer wait for those that run."""
         if self.stopping:
             self._cut.set()
         self.stopping = True

@@ -53,7 +53,7 @@ async def list_models(
 async def get_model(
     model_id: str, request: Request, gateway: Gateway, beta: Beta = None
 ) -> dict[str, Any] | Response:
-    """One model, by any name under which the key's episodes could call it; without [projects], the first trained one's."""
+    """Return one model, by any name under which the key's episodes could call it; without [projects], the first trained one's."""
     if not model_id:
         raise no_route("GET", "/v1/models/", gateway.settings.server.url)
     anthropic = _ANTHROPIC in request.headers

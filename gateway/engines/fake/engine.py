@@ -115,7 +115,7 @@ class FakeEngine:
         self.set_faults({"hold_after": None})
 
     def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Sample nothing more; aborts what runs unless `keep`."""
+        """Sample nothing more, and abort what runs unless `keep`."""
         if not keep:
             self.abort(list(self._requests))
         if clear_cache:
@@ -206,7 +206,7 @@ class FakeEngine:
             raise RuntimeError("load failed (fault)")
 
     async def sleep(self, level: int) -> None:
-        """End what runs, pauses and frees its memory, unless a fault forbids it."""
+        """End what runs, pause, and free the memory, unless a fault forbids it."""
         await asyncio.sleep(self.faults.sleep_s)
         if self.faults.fail_sleep:
             raise RuntimeError("sleep failed (fault)")
