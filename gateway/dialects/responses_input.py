@@ -28,7 +28,7 @@ def items(given: str | Sequence[Any], images: ImageSupport = TEXT_ONLY) -> list[
     return [_item(item, f"input.{i}", images) for i, item in enumerate(given)]
 
 
-def named(found: Sequence[Item], response_id: str) -> list[Item]:
+def with_ids(found: Sequence[Item], response_id: str) -> list[Item]:
     """Return the items of a response's input, each with an id."""
     return [
         {**item, "id": item.get("id") or item_id(_PREFIXES[item["type"]], response_id, f"i{index}")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import Connection, insert, literal, select, update
@@ -11,17 +12,35 @@ from gateway.store.models import ResponseRow
 _TABLE = ResponseRow.__table__
 
 
-def insert_response(connection: Connection, values: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class StoredResponse:
+    """A response with what it adds to the conversation; the fields are those of `ResponseRow`."""
+
+    id: str
+    episode_id: str
+    model: str
+    previous: str
+    messages: list[dict[str, Any]]
+    input: list[dict[str, Any]]
+    answer: dict[str, Any]
+    """The response in the API's own form."""
+    created_at: float
+
+
+_COLUMNS = [_TABLE.c[field.name] for field in fields(StoredResponse)]
+
+
+def insert_response(connection: Connection, stored: StoredResponse) -> None:
     """Store a response, unless one of this id is there: a retry must get the same."""
-    if connection.scalar(select(_TABLE.c.id).where(_TABLE.c.id == values["id"])) is None:
-        connection.execute(insert(ResponseRow).values(values))
+    if connection.scalar(select(_TABLE.c.id).where(_TABLE.c.id == stored.id)) is None:
+        connection.execute(insert(ResponseRow).values(vars(stored)))
 
 
-def response(connection: Connection, response_id: str) -> dict[str, Any] | None:
+def response(connection: Connection, response_id: str) -> StoredResponse | None:
     """Return a response that was not deleted."""
     where = (_TABLE.c.id == response_id, _TABLE.c.deleted_at.is_(None))
-    row = connection.execute(select(_TABLE).where(*where)).mappings().first()
-    return dict(row) if row else None
+    row = connection.execute(select(*_COLUMNS).where(*where)).one_or_none()
+    return StoredResponse(*row) if row else None
 
 
 def conversation(connection: Connection, response_id: str) -> list[dict[str, Any]]:

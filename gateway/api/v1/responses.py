@@ -33,6 +33,7 @@ from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Caller
 from gateway.render.offload import offload, offload_read
 from gateway.store import responses as stored_responses
+from gateway.store.responses import StoredResponse
 from headgate.errors import BadRequest, NotFound, invalid
 
 router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
@@ -124,7 +125,7 @@ async def response(
     include: Include = (),
 ) -> dict[str, Any]:
     """Return a stored response. It is not streamed again."""
-    row = await _response(gateway, await identify(request, gateway), response_id)
+    stored = await _response(gateway, await identify(request, gateway), response_id)
     parameters = {
         "stream": stream,
         "starting_after": starting_after is not None,
@@ -133,8 +134,7 @@ async def response(
     for name, refused in parameters.items():
         if refused:
             raise unsupported(name, "this parameter", "leave it out: responses are retrieved whole")
-    response: dict[str, Any] = row["answer"]
-    return response
+    return stored.answer
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -158,8 +158,8 @@ async def input_items(
     include: Include = (),
 ) -> dict[str, Any]:
     """Return the input of a stored response, without the conversation before it."""
-    row = await _response(gateway, await identify(request, gateway), response_id)
-    return _page(_ordered(row["input"], order, after), limit)
+    stored = await _response(gateway, await identify(request, gateway), response_id)
+    return _page(_ordered(stored.input, order, after), limit)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -191,7 +191,7 @@ async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any])
     found = await _owned(gateway, caller, previous)
     if found is None:
         return caller
-    episode = await gateway.callers.reach(caller, found["episode_id"])
+    episode = await gateway.callers.reach(caller, found.episode_id)
     return replace(caller, episode=episode, model=episode.model)
 
 
@@ -218,7 +218,7 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
 async def _items_of(gateway: Services, caller: Caller, response_id: str) -> dict[str, Item]:
     """Return the items of a stored response, its input's and its own, by id."""
     found = await _owned(gateway, caller, response_id)
-    items = [*found["input"], *found["answer"]["output"]] if found else []
+    items = [*found.input, *found.answer["output"]] if found else []
     return {item["id"]: item for item in items if item["type"] != "item_reference"}
 
 
@@ -240,17 +240,17 @@ def _keep(
     reply = generation.choices.replies[0]
 
     async def keep(response: dict[str, Any]) -> None:
-        row = {
-            "id": response["id"],
-            "episode_id": generation.episode.id,
-            "model": generation.model.name,
-            "previous": parsed.previous_response_id or "",
-            "messages": [*new, reply.message()],
-            "input": inputs.named(items, response["id"]),
-            "answer": response,
-            "created_at": reply.received_at,
-        }
-        await gateway.database.submit(lambda c: stored_responses.insert_response(c, row))
+        stored = StoredResponse(
+            id=response["id"],
+            episode_id=generation.episode.id,
+            model=generation.model.name,
+            previous=parsed.previous_response_id or "",
+            messages=[*new, reply.message()],
+            input=inputs.with_ids(items, response["id"]),
+            answer=response,
+            created_at=reply.received_at,
+        )
+        await gateway.database.submit(lambda c: stored_responses.insert_response(c, stored))
 
     return keep
 
@@ -268,14 +268,14 @@ async def prompt_tokens(
     return len(await offload((parsed.messages, tools), lambda: renderer.render(parsed.messages, tools)))
 
 
-async def _owned(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any] | None:
+async def _owned(gateway: Services, caller: Caller, response_id: str) -> StoredResponse | None:
     """Return a stored response, or None if the caller has none of that id. An agent's key reaches those of all its episodes."""
-    row = await gateway.database.read(lambda c: stored_responses.response(c, response_id))
-    if row is None:
+    stored = await gateway.database.read(lambda c: stored_responses.response(c, response_id))
+    if stored is None:
         return None
     if caller.episode is not None:
-        return row if row["episode_id"] == caller.episode.id else None
-    return row if await gateway.episodes.agent_of(row["episode_id"]) == caller.agent else None
+        return stored if stored.episode_id == caller.episode.id else None
+    return stored if await gateway.episodes.agent_of(stored.episode_id) == caller.agent else None
 
 
 def _page(found: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def _ordered(found: Sequence[dict[str, Any]], order: Order, after: str | None) -
     return listed[ids.index(after) + 1 :]
 
 
-async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:
+async def _response(gateway: Services, caller: Caller, response_id: str) -> StoredResponse:
     found = await _owned(gateway, caller, response_id)
     if found is None:
         raise _no_response(response_id)

@@ -76,10 +76,7 @@ def test_requests_and_responses_come_back_as_they_were(
         assert turns.exchange(connection, "e", "c") == exchange
         assert turns.calls(connection, "e")[0]["requested"] == request
         stored = {"model": "m", "metadata": metadata}
-        row = {
-            "id": "a", "episode_id": "e", "model": "m", "previous": "", "messages": messages,
-            "input": messages, "answer": stored, "created_at": 1.5, "deleted_at": None,
-        }  # fmt: skip
+        row = responses.StoredResponse("a", "e", "m", "", messages, messages, stored, 1.5)
         responses.insert_response(connection, row)
         assert responses.response(connection, "a") == row
         assert responses.conversation(connection, "a") == messages
