@@ -263,12 +263,12 @@ class _Restarts(Backoff):
         return super().after(life)
 
 
-async def _end(keepers: list[asyncio.Task[None]]) -> None:
+async def _end(watchers: list[asyncio.Task[None]]) -> None:
     """End the children of some tasks at the same time, and wait until they have ended."""
-    for keeper in keepers:
+    for keeper in watchers:
         keeper.cancel()
-    if keepers:
-        await asyncio.wait(keepers)
+    if watchers:
+        await asyncio.wait(watchers)
 
 
 def _engines(settings: Settings) -> dict[str, list[SupervisedEngine]]:

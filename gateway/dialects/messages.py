@@ -245,8 +245,8 @@ def _tool(tool: Any, where: str, names: set[str]) -> Tool:
         raise unsupported(where, f"the tool {tool['type']!r}, which is not the client's own,", _OWN_TOOLS)
     if tool.get("defer_loading") is True:
         raise unsupported(f"{where}.defer_loading", "a tool that is loaded later", _AT_ONCE)
-    asking = {name: value for name, value in tool.items() if value not in _NEUTRAL.get(name, ())}
-    unknown(asking, _TOOL_KEYS, where)
+    values = {name: value for name, value in tool.items() if value not in _NEUTRAL.get(name, ())}
+    unknown(values, _TOOL_KEYS, where)
     name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
     if not isinstance(name, str) or not name or not isinstance(schema, dict):
         raise invalid(where, "a tool needs a name and an input_schema, which is an object")

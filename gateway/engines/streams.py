@@ -41,7 +41,7 @@ class StreamConnections:
         """
         connection = self._known() or await self._made()
         try:
-            await connection.ask(b"%b%d\r\n\r\n%b" % (self._head(path), len(body), body))
+            await connection.send(b"%b%d\r\n\r\n%b" % (self._head(path), len(body), body))
         except BaseException:
             connection.close()
             raise
@@ -136,7 +136,7 @@ class StreamConnection(asyncio.Protocol):
         """True while the connection can carry a request."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, request: bytes) -> None:
+    async def send(self, request: bytes) -> None:
         """Send a request, and wait for the head of its response."""
         self.status, self._requested, self._whole, self._left = 0, True, False, False
         self._received_at = self._loop.time()

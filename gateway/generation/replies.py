@@ -66,7 +66,7 @@ class Claim:
     """The refused request that a new reply replaces."""
     log: LoggedCall | None = None
     """The call of a dead process, which a new reply continues; this process has taken its log over."""
-    asks_store: bool = False
+    may_be_stored: bool = False
     """True if the store may have the reply after all, because the bus may have lost the call."""
 
 
@@ -134,28 +134,30 @@ class Replies:
         earlier: list[EarlierRequest[_Source]] = []
         for _ in range(_TRIES):
             earlier = await self._earlier(request.key)
-            asks_store = request.key.exact or len(earlier) < 2
+            may_be_stored = request.key.exact or len(earlier) < 2
             found = find_repeated(earlier, exact=request.key.exact)
             if found is None:
-                return Claim(request, asks_store=asks_store)
+                return Claim(request, may_be_stored=may_be_stored)
             source = found.source
             if isinstance(source, LoggedCall) and self._is_reachable(source):
                 raise self._elsewhere(source)
             if found.state in (RequestState.REFUSED, RequestState.ELSEWHERE):
                 refused = found if found.state is RequestState.REFUSED else None
-                return Claim(request, refused=refused, asks_store=asks_store)
+                return Claim(request, refused=refused, may_be_stored=may_be_stored)
             if isinstance(source, Completion):
                 return Claim(request, source.reply.read())
             if source is None:
                 reader = await self._recorded(request, found.call_id)
                 claim = Claim(request, reader) if reader is not None else None
             else:
-                claim = await self._taken_over(request, source, asks_store=asks_store)
+                claim = await self._taken_over(request, source, may_be_stored=may_be_stored)
             if claim is not None:
                 return claim
-        return Claim(request, asks_store=request.key.exact or len(earlier) < 2)
+        return Claim(request, may_be_stored=request.key.exact or len(earlier) < 2)
 
-    async def _taken_over(self, request: _Request, logged: LoggedCall, *, asks_store: bool) -> Claim | None:
+    async def _taken_over(
+        self, request: _Request, logged: LoggedCall, *, may_be_stored: bool
+    ) -> Claim | None:
         """Take over the call of a dead process, or read its reply from the record if that process recorded it.
 
         None: another process was faster, or the reply was given up.
@@ -170,7 +172,7 @@ class Replies:
             await self._handover.drop(logged)
             raise
         if not recorded:
-            return Claim(request, log=logged, asks_store=asks_store)
+            return Claim(request, log=logged, may_be_stored=may_be_stored)
         await self._handover.drop(logged)
         reader = await self._recorded(request, call_id)
         return Claim(request, reader) if reader is not None else None
@@ -182,7 +184,7 @@ class Replies:
             completion.resume(claim.log)
         if claim.refused is not None:
             await self._replace_refused(request.key.place, claim.refused)
-        if claim.asks_store and (reader := await self._stored_reply(request, completion)):
+        if claim.may_be_stored and (reader := await self._stored_reply(request, completion)):
             return reader
         if claim.log is not None:
             log.info("call %s continues here after %d tokens", claim.log.log.call, len(claim.log.turn.ids))

@@ -27,7 +27,7 @@ def sampling_of(
     episode: OpenEpisode,
     prompt: Prompt,
 ) -> Sampling:
-    """Return the parameters to ask the engine for: the request's, unless the configuration (training episodes) or the episode
+    """Return the parameters to request of the engine: the request's, unless the configuration (training episodes) or the episode
     (evaluation) sets others.
 
     What the engine makes of them is `gateway.engines.used`. Raise BadRequest.

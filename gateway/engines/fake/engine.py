@@ -234,7 +234,7 @@ class FakeEngine:
         context = self._context(body)
         self._requests[name] = request = RunningRequest(context)
         if self._log is not None:
-            self._log.ask(name, context)
+            self._log.request(name, context)
         try:
             self._look_up(context, body.get("cache_salt", ""))
             params = body["sampling_params"]

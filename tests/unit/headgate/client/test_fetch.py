@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from gateway.cli.options import ask
+from gateway.cli.options import fetch
 from headgate.client import GatewayClient
 from tests.harness.waiting import within
 
@@ -27,5 +27,5 @@ def test_a_gateway_that_takes_long_to_respond_is_named(monkeypatch: pytest.Monke
         return {}
 
     monkeypatch.setattr(typer, "echo", echo)
-    ask("http://127.0.0.1:9", None, slow)
+    fetch("http://127.0.0.1:9", None, slow)
     assert texts == ["waiting for a response of the gateway at http://127.0.0.1:9"]
