@@ -7,18 +7,19 @@ text here). So a prompt and its reply, sent back together, go on where that repl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 from pydantic import Field, ValidationError
 
-from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, stream_end, usage_of
-from gateway.dialects.extensions import EXTENSIONS, EngineFields
+from gateway.dialects.chat import MAX_CHOICES, SamplingRequest, stream_end, usage_of
+from gateway.dialects.extensions import EXTENSIONS
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
-from gateway.dialects.request import GenerationRequest, LogitBias, drop_unsupported, unsupported
+from gateway.dialects.request import GenerationRequest, drop_unsupported, unsupported
 from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
-from headgate.errors import BadRequest, invalid, validation_error
+from headgate.errors import invalid, validation_error
 
 Prompt = str | list[int]
 MAX_REPLIES = 2048
@@ -27,32 +28,14 @@ _MAX_TOKENS = 16
 """The default of `max_tokens`."""
 
 
-class CompletionRequest(EngineFields):
+class CompletionRequest(SamplingRequest):
     """The parameters that are supported, and those that are accepted because they change nothing here."""
 
-    model: str
     prompt: str | list[str] | list[int] | list[list[int]]
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     echo: bool | None = None
     suffix: str | None = Field(None, max_length=0)
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    """Not in OpenAI's API, but in vLLM's, as are `min_p`, `min_tokens` and `repetition_penalty`."""
-    min_p: float | None = Field(None, ge=0, le=1)
-    min_tokens: int | None = Field(None, ge=0)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: LogitBias | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
-    stop: Stop | list[Stop] | None = Field(None)
-    user: str | None = None
 
 
 def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]:
@@ -73,9 +56,14 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
             "a prompt's are not known: leave out `logprobs`, or put the prompt before the reply yourself"
         )
         raise unsupported("echo", "echo with log-probabilities", instead)
-    if request.stream_options is not None and not request.stream:
-        raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
-    generation = _generation_request(request, prompts, values)
+    generation = replace(
+        request.generation_request("completions", {k: v for k, v in values.items() if k != "prompt"}),
+        prompts=prompts,
+        max_tokens=request.max_tokens or _MAX_TOKENS,
+        form=request.content_form,
+        logprobs=request.logprobs is not None,
+        top_logprobs=request.logprobs or 0,
+    )
     if generation.choices > MAX_REPLIES:
         raise invalid("prompt", f"{generation.choices} replies in one request are more than {MAX_REPLIES}")
     return request, generation
@@ -97,37 +85,6 @@ def _prompts(given: Any) -> list[Prompt]:
 def _is_ids(given: list[Any]) -> bool:
     """Return true if these may be token ids; the model checks that they exist."""
     return all(type(token) is int and 0 <= token < 2**31 for token in given)
-
-
-def _generation_request(
-    request: CompletionRequest, prompts: Sequence[Prompt], values: dict[str, Any]
-) -> GenerationRequest:
-    return GenerationRequest(
-        "completions",
-        request.model,
-        [],
-        prompts=prompts,
-        n=request.n or 1,
-        stream=bool(request.stream),
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        max_tokens=request.max_tokens or _MAX_TOKENS,
-        form=request.content_form,
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
-        top_k=max(request.top_k or 0, 0),
-        min_p=request.min_p or 0.0,
-        min_tokens=request.min_tokens or 0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=request.repetition_penalty or 1.0,
-        logit_bias=request.logit_bias or {},
-        logprobs=request.logprobs is not None,
-        top_logprobs=request.logprobs or 0,
-        recorded={name: value for name, value in values.items() if name != "prompt"},
-    )
 
 
 class CompletionOutput:
