@@ -1,7 +1,7 @@
 """`python -m bench.bodies`: how long one huge request holds up every other stream of a gateway.
 
 A gateway, recording on, before the mock engine. Each shape is one request whose body is several megabytes of one thing; the
-figure is the worst lag of the gateway's event loop (`bench.lagging`) from the moment it is sent until it is answered, the worst
+figure is the worst lag of the gateway's event loop (`bench.lagging`) from the moment it is sent until it is served, the worst
 of a few rounds. Prompts longer than the model's context are refused, after the gateway has read and rendered all of them.
 
 `own` leaves out the load of other programs: it counts a delay only up to the CPU time that the gateway used in the meantime. On
@@ -133,10 +133,10 @@ async def _worst(gateway: Child, request: _Request, rounds: int) -> dict[str, An
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
             await http.get("/bench/lag")
             began = time.monotonic()
-            answer = await http.post(path, content=body, headers=headers)
+            response = await http.post(path, content=body, headers=headers)
             took = time.monotonic() - began
-            if not answer.is_success and "prompt is too long" not in answer.text:
-                raise RuntimeError(f"{path}: {answer.status_code} {answer.text[:300]}")
+            if not response.is_success and "prompt is too long" not in response.text:
+                raise RuntimeError(f"{path}: {response.status_code} {response.text[:300]}")
             lag = (await http.get("/bench/lag")).raise_for_status().json()
             found = {"max": lag["max"], "own_max": lag["own_max"], "seconds": took}
             worst |= {name: max(worst[name], value) for name, value in found.items()}

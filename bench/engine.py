@@ -4,7 +4,7 @@ It speaks vLLM's API, and Anthropic's messages, on a plain asyncio protocol, sam
 known beforehand (`bench.replies`), and its chunks are ready but for the request's id. What it sends:
 
 - a stream: one token a chunk, each `--chunk-ms` after the one before, at the engine's own pace whatever the client does;
-- an answer that is not streamed, or a generation that fits into one chunk (`stream_interval`): immediately.
+- a response that is not streamed, or a generation that fits into one chunk (`stream_interval`): immediately.
 
 Replies end after `max_tokens`, or with `--chunks` tokens. `POST /bench/settings` changes `chunk_ms`, `chunks` and `tools` for
 later requests. Owns its streams and the timer; one heap holds every stream that has something to send.
@@ -120,7 +120,7 @@ class Engine:
         return len(ended)
 
     def control(self, path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:
-        """Return status and answer of a path that generates nothing."""
+        """Return status and response of a path that generates nothing."""
         match path:
             case "/pause":
                 self.pause(query.get("mode", "abort") == "abort")
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
             values = orjson.loads(body) if body else {}
             self._respond(self._url.decode(), values)
         except (ValueError, KeyError, TypeError) as error:
-            self._answer(400, {"error": {"message": f"{type(error).__name__}: {error}", "code": 400}})
+            self._send(400, {"error": {"message": f"{type(error).__name__}: {error}", "code": 400}})
 
     def _respond(self, url: str, values: dict[str, Any]) -> None:
         match url:
@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
                 self._message(values)
             case _:
                 parts = urlsplit(url)
-                self._answer(*self._engine.control(parts.path, dict(parse_qsl(parts.query)), values))
+                self._send(*self._engine.control(parts.path, dict(parse_qsl(parts.query)), values))
 
     def _generate(self, values: dict[str, Any]) -> None:
         engine, params = self._engine, values["sampling_params"]
@@ -240,11 +240,11 @@ class Connection(asyncio.Protocol):
             self.write(_EVENTS)
             engine.start(self, name, chunks)
             return
-        answer = generate_whole(engine.settings.reply(max_tokens), name, engine.label)
+        response = generate_whole(engine.settings.reply(max_tokens), name, engine.label)
         if params.get("prompt_logprobs") is not None:
             scored = [{str(token): {"logprob": LOGPROB, "rank": 1}} for token in values["token_ids"][1:]]
-            answer["prompt_logprobs"] = [None, *scored]
-        self._answer(200, answer)
+            response["prompt_logprobs"] = [None, *scored]
+        self._send(200, response)
 
     def _chat(self, values: dict[str, Any]) -> None:
         engine = self._engine
@@ -255,7 +255,7 @@ class Connection(asyncio.Protocol):
             self.write(_EVENTS)
             engine.start(self, f"chatcmpl-{id(values):x}", chunks)
         else:
-            self._answer(200, chat_whole(engine.settings.reply(max_tokens)))
+            self._send(200, chat_whole(engine.settings.reply(max_tokens)))
 
     def _message(self, values: dict[str, Any]) -> None:
         engine, max_tokens = self._engine, values["max_tokens"]
@@ -263,9 +263,9 @@ class Connection(asyncio.Protocol):
             self.write(_EVENTS)
             engine.start(self, "", engine.chunks(engine.settings, "message", max_tokens, 1, ""))
         else:
-            self._answer(200, message_whole(engine.settings.reply(max_tokens)))
+            self._send(200, message_whole(engine.settings.reply(max_tokens)))
 
-    def _answer(self, status: int, value: Any) -> None:
+    def _send(self, status: int, value: Any) -> None:
         content = orjson.dumps(value)
         head = f"HTTP/1.1 {status} OK\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         self.write(head.encode() + content)

@@ -11,13 +11,13 @@ LATENCIES = ("first_ms_p50", "first_ms_p99", "request_ms_p50", "request_ms_p99",
 
 def figures(window: Window) -> dict[str, float | None]:
     """Return rates per second, latencies in milliseconds, and CPU-seconds per 1,000 tokens."""
-    answers, tokens = window.answers, window.tokens
+    responses, tokens = window.responses, window.tokens
     counts = (window.requests, window.chunks, tokens)
     found: dict[str, float | None] = {key: n / window.seconds for key, n in zip(RATES, counts, strict=True)}
     for name, values in (
-        ("first", [answer.first_s for answer in answers]),
-        ("request", [answer.whole_s for answer in answers]),
-        ("token", [answer.whole_s / answer.tokens for answer in answers if answer.tokens]),
+        ("first", [response.first_s for response in responses]),
+        ("request", [response.whole_s for response in responses]),
+        ("token", [response.whole_s / response.tokens for response in responses if response.tokens]),
     ):
         for percent in (50, 99):
             value = percentile(values, percent)

@@ -16,13 +16,13 @@ from sqlalchemy import Connection, Engine, Table
 
 from gateway.store import tallies
 from gateway.store.models import (
-    AnswerRow,
     CallRow,
     DecisionRow,
     EpisodeRow,
     LeaseRow,
     LedgerEventRow,
     NodeRow,
+    ResponseRow,
 )
 
 TURNS, GROUP, BATCH = 10, 8, 16
@@ -35,7 +35,7 @@ _OPEN = 4
 _PROMPT, _REPLY = 24, 32
 _TABLES = [
     cast(Table, row.__table__)
-    for row in (EpisodeRow, CallRow, NodeRow, AnswerRow, DecisionRow, LedgerEventRow, LeaseRow)
+    for row in (EpisodeRow, CallRow, NodeRow, ResponseRow, DecisionRow, LedgerEventRow, LeaseRow)
 ]
 _AT_ONCE = 2_000
 _Row = tuple[Any, ...]
@@ -90,11 +90,11 @@ class Filled:
             found["episodes"].append(self._episode(group, episode_id, at + place, fate, random))
             self._turns(found, group, episode_id, at + place, fate, random)
             if self.agent(group):
-                found["answers"] += self._answers(episode_id, at, random)
+                found["responses"] += self._responses(episode_id, at, random)
         self._decisions(found, group, at, fate)
         return found
 
-    def _answers(self, episode_id: str, at: float, random: Random) -> list[_Row]:
+    def _responses(self, episode_id: str, at: float, random: Random) -> list[_Row]:
         """Return the row of a stored response."""
         name = f"resp-{random.getrandbits(96):024x}"
         return [(name, episode_id, MODEL, "", "[]", "[]", "{}", at, None)]

@@ -32,7 +32,7 @@ class Chunks:
         return len(self.tails)
 
     def frame(self, number: int, name: str) -> bytes:
-        """Return the bytes that are sent at one moment; the last frame ends the answer."""
+        """Return the bytes that are sent at one moment; the last frame ends the response."""
         frame = b"".join(self._event(tail, name) for tail in self.tails[number])
         return frame + self.end if number == len(self.tails) - 1 else frame
 
@@ -112,7 +112,7 @@ def generate_whole(reply: Reply, name: str, label: str) -> dict[str, Any]:
 
 
 def chat_whole(reply: Reply) -> dict[str, Any]:
-    """Return a chat's answer that is not streamed."""
+    """Return a chat's response that is not streamed."""
     content = [_logprob(text) for text in reply.texts]
     choice = {
         "index": 0,

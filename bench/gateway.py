@@ -94,7 +94,7 @@ def main(
     streams) of the engine itself, headgate, a ten-line FastAPI pass-through, LiteLLM's proxy and the routers of vLLM and SGLang,
     which are compiled and record nothing, each with its CPU and memory.
     Then the same by Anthropic's messages, without the routers, and with LiteLLM twice: `litellm-rust` is its proxy started with
-    LITELLM_RUST=1, and the last row reports whether it answered in Rust.
+    LITELLM_RUST=1, and the last row reports whether it responded in Rust.
     The keys vs_litellm_requests, vs_litellm_chunks_64 and so on are headgate's rate over LiteLLM's, in the same round;
     vs_litellm_messages_requests, vs_litellm_rust_messages_chunks_64 and so on are those of messages;
     first_p99_ratio_64 is its p99 of the time to a first token over the pass-through's; idle_mib its memory before a call.
@@ -187,7 +187,7 @@ def _apis(text: str) -> list[str]:
 
 
 def _targets(text: str, apis: list[str], programs: Mapping[str, Path]) -> list[str]:
-    """Return the installed targets that answer one of these APIs, and report those that are missing."""
+    """Return the installed targets that serve one of these APIs, and report those that are missing."""
     names = text.split(",")
     if set(names) - set(TARGETS) or "headgate" not in names:
         message = f"headgate and any of {', '.join(name for name in TARGETS if name != 'headgate')}"

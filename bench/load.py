@@ -1,6 +1,6 @@
-"""A cheap load client: keep-alive HTTP/1.1 connections that post bytes, time the answer, and look into it afterwards.
+"""A cheap load client: keep-alive HTTP/1.1 connections that post bytes, time the response, and read it afterwards.
 
-Owns the connections and the clock. It knows no API: a `Target` writes requests and counts the tokens of answers, so every target
+Owns the connections and the clock. It knows no API: a `Target` writes requests and counts tokens of responses, so every target
 is driven by the same code. The load is a closed loop: each stream sends its next request when the last one has ended.
 """
 
@@ -20,7 +20,7 @@ _AFTER_FAILURE_S = 0.05
 
 
 class RequestFailed(Exception):
-    """A request without a whole answer."""
+    """A request without a whole response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Target(Protocol):
     port: int
 
     def begins(self, body: bytes, streamed: bool) -> bool:
-        """Return whether the body so far has a part of the answer in it; the head of a stream names the role alone."""
+        """Return whether the body so far has a part of the response in it; the head of a stream names the role alone."""
         ...
 
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
@@ -47,27 +47,27 @@ class Target(Protocol):
         ...
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
-        """Return the chunks with a part of the answer, and its tokens. Raise RequestFailed if it is not whole."""
+        """Return the chunks with a part of the response, and its tokens. Raise RequestFailed if it is not whole."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One whole answer; times in seconds since the request was sent."""
+class Response:
+    """One whole response; times in seconds since the request was sent."""
 
     first_s: float
-    """The time of the first part of the answer."""
+    """The time of the first part of the response."""
     whole_s: float
     chunks: int
     tokens: int
     ended: float
     """The time of its last byte (`time.perf_counter`)."""
     times: list[float]
-    """The time of each read that brought events, and the number of events until then; empty for an answer in one piece."""
+    """The time of each read that brought events, and the number of events until then; empty for a response in one piece."""
     events: list[int]
 
     def share(self, began: float, ended: float) -> float:
-        """Return the share of the answer that came between two moments, from 0 to 1."""
+        """Return the share of the response that came between two moments, from 0 to 1."""
         if not self.events:
             return float(began <= self.ended < ended)
         inside = sum(n for at, n in zip(self.times, self.events, strict=True) if began <= at < ended)
@@ -79,12 +79,12 @@ class Window:
     """Counts between two moments of a running load."""
 
     seconds: float
-    answers: list[Answer]
-    """All answers that ended after the window began, those under way at its end included."""
+    responses: list[Response]
+    """All responses that ended after the window began, those under way at its end included."""
     requests: int
-    """All answers that ended inside the window."""
+    """All responses that ended inside the window."""
     chunks: float
-    """Events that came inside the window, whichever answer they belong to; tokens likewise."""
+    """Events that came inside the window, whichever response they belong to; tokens likewise."""
     tokens: float
     failures: dict[str, int]
     cpu_s: dict[str, float]
@@ -97,12 +97,12 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._answered: asyncio.Future[None] | None = None
+        self._responded: asyncio.Future[None] | None = None
         self._body: list[bytes] = []
         self._begins: Callable[[bytes], bool] = _at_once
         self._first = self.end = 0.0
         self.times: list[float] = []
-        """Fields of the last answer, as in `Answer`."""
+        """Fields of the last response, as in `Response`."""
         self.events: list[int] = []
 
     async def post(
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
         """Return status, body, seconds until the body `begins`, and seconds to its end. Raise RequestFailed."""
         if self._transport is None or self._transport.is_closing():
             raise RequestFailed("connection closed")
-        self._answered = asyncio.get_running_loop().create_future()
+        self._responded = asyncio.get_running_loop().create_future()
         self._body.clear()
         self._begins = begins or _at_once
         self._first = 0.0
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         sent = time.perf_counter()
         self._transport.write(request)
         async with asyncio.timeout(_REQUEST_S):
-            await self._answered
+            await self._responded
         body = b"".join(self._body)
         return self._parser.get_status_code(), body, (self._first or self.end) - sent, self.end - sent
 
@@ -132,8 +132,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only by duck typing
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(RequestFailed("connection lost"))
+        if self._responded is not None and not self._responded.done():
+            self._responded.set_exception(RequestFailed("connection lost"))
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -151,8 +151,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.end = time.perf_counter()
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_result(None)
+        if self._responded is not None and not self._responded.done():
+            self._responded.set_result(None)
 
 
 def _at_once(_body: bytes) -> bool:
@@ -172,7 +172,7 @@ class _Load:
     target: Target
     shape: Shape
     stopping: bool = False
-    answers: list[Answer] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
     async def stream(self, index: int, begun: asyncio.Event) -> None:
@@ -182,7 +182,7 @@ class _Load:
         while not self.stopping:
             try:
                 connection = connection or await connect(self.target.port)
-                self.answers.append(await self._one(connection, index, max_tokens))
+                self.responses.append(await self._one(connection, index, max_tokens))
             except (RequestFailed, OSError, TimeoutError) as error:
                 self.failures[str(error) or type(error).__name__] += 1
                 if connection is not None:
@@ -194,7 +194,7 @@ class _Load:
         if connection is not None:
             connection.close()
 
-    async def _one(self, connection: Connection, index: int, max_tokens: int) -> Answer:
+    async def _one(self, connection: Connection, index: int, max_tokens: int) -> Response:
         streamed = self.shape.streamed
         request = self.target.request(index, max_tokens, streamed)
         status, body, first_s, whole_s = await connection.post(
@@ -204,17 +204,17 @@ class _Load:
             raise RequestFailed(f"{status} {body[:200].decode(errors='replace')}")
         chunks, tokens = self.target.count(events_of(body) if streamed else [body], streamed)
         times, events = (connection.times, connection.events) if streamed else ([], [])
-        return Answer(first_s, whole_s, chunks, tokens, connection.end, times, events)
+        return Response(first_s, whole_s, chunks, tokens, connection.end, times, events)
 
 
 async def measure(
     target: Target, shape: Shape, seconds: float, clocks: Mapping[str, Callable[[], float]]
 ) -> Window:
-    """Load `target`, and measure for `seconds` from when every stream has had its first answer.
+    """Load `target`, and measure for `seconds` from when every stream has had its first response.
 
-    A slow target gets longer, up to four times `seconds`, until an answer a stream has come. Chunks and tokens count where they
-    came, not where their answer ended, which would flatter fast targets: slow ones begin together and end together. Answers under
-    way at the end are waited for, because their latency counts.
+    A slow target gets longer, up to four times `seconds`, until a response a stream has come. Chunks and tokens count where they
+    came, not where their response ended, which would flatter fast targets: slow ones begin together and end together. Responses
+    under way at the end are waited for, because their latency counts.
     """
     load = _Load(target, shape)
     begun = [asyncio.Event() for _ in range(shape.streams)]
@@ -223,23 +223,23 @@ async def measure(
             streams.create_task(load.stream(index, event), name=f"stream-{index}")
         for event in begun:
             await event.wait()
-        known, failed, cpu = len(load.answers), load.failures.copy(), _read(clocks)
+        known, failed, cpu = len(load.responses), load.failures.copy(), _read(clocks)
         began = time.perf_counter()
         for _ in range(4):
             await asyncio.sleep(seconds)
-            if len(load.answers) - known >= shape.streams:
+            if len(load.responses) - known >= shape.streams:
                 break
         ended, end = time.perf_counter(), _read(clocks)
         failures = load.failures - failed
         load.stopping = True
-    answers = [answer for answer in load.answers if answer.ended >= began]
-    shares = [answer.share(began, ended) for answer in answers]
+    responses = [response for response in load.responses if response.ended >= began]
+    shares = [response.share(began, ended) for response in responses]
     return Window(
         ended - began,
-        answers,
-        requests=sum(answer.ended < ended for answer in answers),
-        chunks=sum(answer.chunks * share for answer, share in zip(answers, shares, strict=True)),
-        tokens=sum(answer.tokens * share for answer, share in zip(answers, shares, strict=True)),
+        responses,
+        requests=sum(response.ended < ended for response in responses),
+        chunks=sum(response.chunks * share for response, share in zip(responses, shares, strict=True)),
+        tokens=sum(response.tokens * share for response, share in zip(responses, shares, strict=True)),
         failures=dict(failures),
         cpu_s={name: end[name] - cpu[name] for name in cpu},
     )

@@ -1,6 +1,6 @@
 """Measures whether the gateway's memory grows with the calls that it has served.
 
-A gateway, recording on, before the mock engine, which answers immediately. Agents open an episode, make some calls, every third
+A gateway, recording on, before the mock engine, which responds immediately. Agents open an episode, make some calls, every third
 of them streamed, and close it, over and over. The resident size of the gateway's process is read as the calls go by. `rss_growth`
 is the size after the last call over that after the first `--base`: by default 100,000 over 20,000.
 

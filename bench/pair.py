@@ -115,7 +115,7 @@ def _result(engine: str, shape: Shape, direct: list[Window], gateway: list[Windo
         "load": "stream" if shape.streamed else "plain",
         "streams": shape.streams,
         "max_tokens": shape.max_tokens,
-        "requests": {"direct": _answers(direct), "gateway": _answers(gateway)},
+        "requests": {"direct": _responses(direct), "gateway": _responses(gateway)},
     }
     for key in (*RATES, *LATENCIES, *_CPU):
         result[key] = {
@@ -158,5 +158,5 @@ def _rows(results: list[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
             yield f"{name} {percent}, added, ms", [ranged(result[f"added_{figure}"]) for result in results]
 
 
-def _answers(windows: list[Window]) -> int:
+def _responses(windows: list[Window]) -> int:
     return sum(window.requests for window in windows)

@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 
 
 def create_app(engine: str) -> FastAPI:
-    """Pass chats and messages on to the engine at `engine` and answers what it answers, as it comes."""
+    """Pass chats and messages on to the engine at `engine` and return its responses, as it comes."""
     app = FastAPI()
     limits = httpx.Limits(max_connections=0, max_keepalive_connections=None)
     client = httpx.AsyncClient(base_url=engine, timeout=None, transport=AiohttpTransport(limits=limits))
@@ -21,9 +21,11 @@ def create_app(engine: str) -> FastAPI:
     @app.post("/v1/messages")
     async def chat(request: Request) -> StreamingResponse:
         request_out = client.build_request("POST", request.url.path, content=await request.body())
-        answer = await client.send(request_out, stream=True)
-        kind, close = answer.headers["content-type"], BackgroundTask(answer.aclose)
-        return StreamingResponse(answer.aiter_raw(), answer.status_code, media_type=kind, background=close)
+        response = await client.send(request_out, stream=True)
+        kind, close = response.headers["content-type"], BackgroundTask(response.aclose)
+        return StreamingResponse(
+            response.aiter_raw(), response.status_code, media_type=kind, background=close
+        )
 
     return app
 

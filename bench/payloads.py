@@ -32,7 +32,7 @@ import orjson
 import typer
 
 from bench.figures import difference
-from bench.load import Answer, RequestFailed, Shape, Target, Window, connect, events_of, measure
+from bench.load import RequestFailed, Response, Shape, Target, Window, connect, events_of, measure
 from bench.model import save_model
 from bench.processes import Child, run_gateway, run_mock
 from bench.replies import plain
@@ -199,7 +199,7 @@ class _Shapes:
     async def burst(self, streams: int) -> dict[str, Any]:
         """Measure streams that begin together, again and again."""
 
-        async def work(target: Target) -> tuple[list[Answer], dict[str, int]]:
+        async def work(target: Target) -> tuple[list[Response], dict[str, int]]:
             return await _bursts(target, streams, self._plan.seconds)
 
         return await self._both(f"burst_{streams}", streams, self._short, work)
@@ -232,9 +232,9 @@ class _Shapes:
     async def _measure(
         self, name: str, shape: Shape, prompts: Prompts, chunk_ms: float = 5.0
     ) -> dict[str, Any]:
-        async def work(target: Target) -> tuple[list[Answer], dict[str, int]]:
+        async def work(target: Target) -> tuple[list[Response], dict[str, int]]:
             window: Window = await measure(target, shape, self._plan.seconds, {})
-            return window.answers, window.failures
+            return window.responses, window.failures
 
         return await self._both(name, shape.streams, prompts, work, chunk_ms)
 
@@ -248,13 +248,13 @@ class _Shapes:
         target: ChatTarget = await GatewayTarget.open(self._gateway.port, prompts)
         await measure(target, _WARM_UP, 0.1, {})
         await self._lag()
-        answers, failures = await work(target)
+        responses, failures = await work(target)
         lag = await self._lag()
-        first, own_first = (_spread([a.first_s for a in found]) for found in (answers, own))
+        first, own_first = (_spread([a.first_s for a in found]) for found in (responses, own))
         return {
             "shape": name,
             "streams": streams,
-            "requests": len(answers),
+            "requests": len(responses),
             "lag_ms": lag,
             "first_ms": first,
             "first_own_ms": own_first,
@@ -273,13 +273,13 @@ class _Shapes:
             (await http.post("/bench/settings", json=settings)).raise_for_status()
 
 
-_Work = Callable[[Target], Awaitable[tuple[list[Answer], dict[str, int]]]]
+_Work = Callable[[Target], Awaitable[tuple[list[Response], dict[str, int]]]]
 
 
-async def _bursts(target: Target, streams: int, seconds: float) -> tuple[list[Answer], dict[str, int]]:
+async def _bursts(target: Target, streams: int, seconds: float) -> tuple[list[Response], dict[str, int]]:
     """Send all requests of a burst together, again and again. The first burst is warm-up and is not counted."""
     connections = [await connect(target.port) for _ in range(streams)]
-    answers: list[Answer] = []
+    responses: list[Response] = []
     failures: dict[str, int] = {}
 
     async def one(index: int) -> None:
@@ -289,7 +289,7 @@ async def _bursts(target: Target, streams: int, seconds: float) -> tuple[list[An
             )
             if status != 200:
                 raise RequestFailed(f"{status} {body[:200].decode(errors='replace')}")
-            answers.append(Answer(first_s, whole_s, *target.count(events_of(body), True), 0.0, [], []))
+            responses.append(Response(first_s, whole_s, *target.count(events_of(body), True), 0.0, [], []))
         except (RequestFailed, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             failures[reason] = failures.get(reason, 0) + 1
@@ -298,14 +298,14 @@ async def _bursts(target: Target, streams: int, seconds: float) -> tuple[list[An
     until = 0.0
     for number_ in count():
         if number_ == 1:
-            answers.clear()
+            responses.clear()
             until = time.perf_counter() + seconds
         elif number_ > 1 and time.perf_counter() >= until:
             break
         await asyncio.gather(*(one(index) for index in range(streams)))
     for connection in connections:
         connection.close()
-    return answers, failures
+    return responses, failures
 
 
 class _Conversation:
@@ -321,7 +321,7 @@ class _Conversation:
         self._reply = plain(_TURN_TOKENS, True).joined("content")
 
     async def run(self, turns: int) -> None:
-        """Talk for some turns. Raise RequestFailed when a turn has no complete answer."""
+        """Talk for some turns. Raise RequestFailed when a turn has no complete response."""
         messages: list[dict[str, str]] = []
         connection = await connect(self._port)
         for _ in range(turns):
@@ -330,11 +330,11 @@ class _Conversation:
             request = post(
                 "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}, self._key
             )
-            status, answer, first_s, _ = await connection.post(request, lambda body: b'"content":"' in body)
+            status, response, first_s, _ = await connection.post(request, lambda body: b'"content":"' in body)
             if status != 200:
-                raise RequestFailed(f"{status} {answer[:300].decode(errors='replace')}")
+                raise RequestFailed(f"{status} {response[:300].decode(errors='replace')}")
             self.firsts.append(first_s)
-            messages.append({"role": "assistant", "content": self._reply_of(events_of(answer))})
+            messages.append({"role": "assistant", "content": self._reply_of(events_of(response))})
         connection.close()
 
     def _reply_of(self, events: list[bytes]) -> str:
@@ -350,7 +350,7 @@ class _Conversation:
 
     @staticmethod
     def _observations(corpus: str, seed: int) -> Iterator[str]:
-        """Yield tools' answers of some hundred characters, each different."""
+        """Yield tools' responses of some hundred characters, each different."""
         random = Random(seed)
         for n in count():
             at = random.randrange(len(corpus) - 1000)

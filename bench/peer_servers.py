@@ -1,4 +1,4 @@
-"""The servers that `bench.peers` compares: each one process, started before the same mock engine, and what it answers."""
+"""The servers that `bench.peers` compares: each one process, started before the same mock engine, and what it responds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ APIS = {
     "chat": ("engine", "headgate", "passthrough", "litellm", *ROUTERS),
     "messages": ("engine", "headgate", "passthrough", *LITELLMS),
 }
-"""The targets that answer each API: OpenAI's chat completions, and Anthropic's messages."""
+"""The targets that serve each API: OpenAI's chat completions, and Anthropic's messages."""
 TARGETS = tuple(dict.fromkeys((*APIS["messages"], *APIS["chat"])))
 _LITELLM_ENV = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",

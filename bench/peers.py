@@ -5,7 +5,7 @@ All of them stand before the same mock engine and get the same requests. headgat
 nothing. Rounds go through the targets in turn, each beginning with another one; every figure is the median of the rounds. Half of
 the loads are plain text, in the other half every reply thinks and calls a tool. A reply that lost a word is a failed request.
 
-The same loads come by OpenAI's chat completions and by Anthropic's messages. With `LITELLM_RUST=1` LiteLLM answers messages in
+The same loads come by OpenAI's chat completions and by Anthropic's messages. With `LITELLM_RUST=1` LiteLLM serves messages in
 Rust, but falls back to Python silently; so each load ends with a request whose header reports the language, and the report has
 it.
 """
@@ -80,7 +80,7 @@ class PeerPlan:
         return [PeerLoad(*shape, api) for api in self.apis for shape in shapes]
 
     def targets_of(self, api: str) -> list[str]:
-        """Return the targets that answer an API."""
+        """Return the targets that serve an API."""
         return [name for name in self.targets if name in APIS[api]]
 
     @property
@@ -137,7 +137,7 @@ class _PeerBench:
         return _result(load, rounds, in_rust)
 
     async def _in_rust(self, target: ChatTarget, load: PeerLoad) -> bool:
-        """Return whether LiteLLM's part in Rust answers such a request, by the head of an answer."""
+        """Return whether LiteLLM's part in Rust serves such a request, by the head of a response."""
         request = target.request(0, load.shape.max_tokens, load.shape.streamed)
         try:
             async with httpx.AsyncClient(base_url=self.children[target.name].url, timeout=_PROBE_S) as http:
@@ -220,7 +220,7 @@ def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
     """Return the keys that other programs read: `vs_PEER_requests` (with 32 connections; `_1`: with one), `vs_PEER_chunks_64`
     and so on;
     headgate's CPU a chunk; `first_p99_ratio_64`, its p99 of the time to a first token over the pass-through's. Those of messages
-    are `vs_PEER_messages_requests` and so on; `litellm-rust` has none where Python answered.
+    are `vs_PEER_messages_requests` and so on; `litellm-rust` has none where Python responded.
     """
     keys: dict[str, float | None] = {}
     for result in results:

@@ -153,18 +153,18 @@ async def run_server(
     *,
     start_s: float = _START_S,
 ) -> AsyncIterator[Child]:
-    """Start a server, and yield it once it answers a GET of `path` on `port`. Raise ChildDied or TimeoutError."""
+    """Start a server, and yield it once it serves a GET of `path` on `port`. Raise ChildDied or TimeoutError."""
     process = await LocalProcess.start(name, argv, work / f"{name}-{port}.log", env)
     child = Child(process.pid, port)
     try:
         async with httpx.AsyncClient(base_url=child.url) as http:
-            await process.ready(lambda: _answers(http, path), start_s)
+            await process.ready(lambda: _responds(http, path), start_s)
         yield child
     finally:
         await process.stop()
 
 
-async def _answers(http: httpx.AsyncClient, path: str) -> bool:
+async def _responds(http: httpx.AsyncClient, path: str) -> bool:
     try:
         return (await http.get(path, timeout=5.0)).is_success
     except httpx.HTTPError:

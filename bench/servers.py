@@ -87,7 +87,7 @@ class PostgresServer:
                 **self._as, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         deadline = time.monotonic() + _TIMEOUT_S
-        while not self._answers():
+        while not self._responds():
             if not self.running or time.monotonic() > deadline:
                 raise RuntimeError(f"PostgreSQL did not start: {self._log.read_text()[-2000:]}")
             time.sleep(0.02)
@@ -105,7 +105,7 @@ class PostgresServer:
         self._process = None
 
     def pause(self) -> None:
-        """Stop all of its processes: connections stay open, and none answers."""
+        """Stop all of its processes: connections stay open, and none responds."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -136,7 +136,7 @@ class PostgresServer:
         return f"postgresql://headgate@127.0.0.1:{self.port}/{database}"
 
     def new_database(self, like: str | None = None) -> str:
-        """Make a database and answers its name. It is empty, or a copy of `like`, to which there must be no connection."""
+        """Make a database and return its name. It is empty, or a copy of `like`, to which there must be no connection."""
         self._databases += 1
         name = f"test_{self._databases}"
         template = f" TEMPLATE {like}" if like else ""
@@ -161,7 +161,7 @@ class PostgresServer:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         try:
             self.execute("SELECT 1")
         except psycopg.OperationalError:

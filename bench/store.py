@@ -78,9 +78,9 @@ def _lease(filled: Filled, dice: random.Random) -> Query:
     return lambda c: _READER.read(c, [entry])
 
 
-def _answered(filled: Filled, dice: random.Random) -> Query:
+def _responded(filled: Filled, dice: random.Random) -> Query:
     episode, key = filled.episode(dice.randrange(filled.episodes)), f"{dice.getrandbits(128):032x}"
-    return lambda c: turns.answers(c, episode, key)
+    return lambda c: turns.calls_with_reply(c, episode, key)
 
 
 def _replies(_filled: Filled, dice: random.Random) -> Query:
@@ -123,7 +123,7 @@ QUERIES: dict[str, Callable[[Filled, random.Random], Query]] = {
     "trajectory": _trajectory,
     "calls": _calls,
     "lease_group": _lease,
-    "retry": _answered,
+    "retry": _responded,
     "conversation": _replies,
     "unfinished": _unfinished,
     "why": _why,

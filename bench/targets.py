@@ -1,7 +1,7 @@
 """Ways to the same engine, as load targets: its token API, and the chat or messages API of it or of what stands before it.
 
 All send the same request: the direct request carries the token ids that the gateway renders from the same message, and the
-sampling parameters that the gateway passes on. Where the engine's reply is known (`bench.replies`), an answer that lost or
+sampling parameters that the gateway passes on. Where the engine's reply is known (`bench.replies`), a response that lost or
 changed a word of it is a failed request.
 """
 
@@ -158,11 +158,11 @@ class ChatTarget:
         return options
 
     def _read(self, events: list[bytes], streamed: bool) -> tuple[list[dict[str, Any]], int]:
-        """Return the answer in the form of a chat's deltas, and its number of tokens."""
+        """Return the response in the form of a chat's deltas, and its number of tokens."""
         if streamed:
             return _deltas(_whole(events))
-        answer = orjson.loads(events[0])
-        return [answer["choices"][0]["message"]], answer["usage"]["completion_tokens"]
+        response = orjson.loads(events[0])
+        return [response["choices"][0]["message"]], response["usage"]["completion_tokens"]
 
 
 class MessagesTarget(ChatTarget):
@@ -177,8 +177,8 @@ class MessagesTarget(ChatTarget):
     def _read(self, events: list[bytes], streamed: bool) -> tuple[list[dict[str, Any]], int]:
         if streamed:
             return _block_deltas(events)
-        answer = orjson.loads(events[0])
-        return [_delta_of(block) for block in answer["content"]], answer["usage"]["output_tokens"]
+        response = orjson.loads(events[0])
+        return [_delta_of(block) for block in response["content"]], response["usage"]["output_tokens"]
 
 
 class GatewayTarget(ChatTarget):
@@ -215,7 +215,7 @@ _TEXT = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 def _deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Return the deltas, and the number of tokens by the answer's usage."""
+    """Return the deltas, and the number of tokens by the response's usage."""
     deltas, usage = [], None
     for event in events:
         value = orjson.loads(event)
@@ -229,7 +229,7 @@ def _deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _block_deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Return a message's deltas as a chat's, and the number of tokens by the answer's usage."""
+    """Return a message's deltas as a chat's, and the number of tokens by the response's usage."""
     deltas: list[dict[str, Any]] = []
     tokens, value = None, {}
     for event in events:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.engines.fake import FakeEngine
-from gateway.engines.fake.engine import CACHE_BLOCK, _Request
+from gateway.engines.fake.prefix_cache import CACHE_BLOCK
+from gateway.engines.fake.requests import RunningRequest
 from scheduler.policies.throughput import EngineModel
 
 
@@ -45,9 +46,7 @@ class TimedEngine(FakeEngine):
             self._cache_tokens([*body["token_ids"], *sampled], body.get("cache_salt", ""))
 
     def _look_up(self, prompt: Sequence[int], salt: str) -> None:
-        before = self.prefix_hits
-        super()._look_up(prompt, salt)
-        missing = len(prompt) - CACHE_BLOCK * (self.prefix_hits - before)
+        missing = len(prompt) - CACHE_BLOCK * self.cache.look_up(prompt, salt, self.weights_id)
         self.prefilled += missing
         self.recomputed += missing if self._resumes else 0
         now = asyncio.get_running_loop().time()
@@ -55,11 +54,11 @@ class TimedEngine(FakeEngine):
 
     def _cache_tokens(self, tokens: Sequence[int], salt: str) -> None:
         """Cache the tokens of a call that has ended, as vLLM does."""
-        before, stale = self.prefix_hits, self.stale_hits
-        super()._look_up(tokens, salt)
-        self.prefix_hits, self.stale_hits = before, stale
+        before = self.cache.hits, self.cache.stale_hits
+        self.cache.look_up(tokens, salt, self.weights_id)
+        self.cache.hits, self.cache.stale_hits = before
 
-    async def _turn(self, request: _Request) -> None:
+    async def _turn(self, request: RunningRequest) -> None:
         now = asyncio.get_running_loop().time()
         running, _, kv = self.figures
         await asyncio.sleep(max(now, self._prefills_until) - now + self.costs.step.step_s(running, kv))

@@ -1,4 +1,4 @@
-"""vLLM on the CPU, as small as it gets, for benches that measure something else than the model."""
+"""vLLM on the CPU, as small as it gets, for benches and tests that measure something else than the model."""
 
 from __future__ import annotations
 

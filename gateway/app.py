@@ -13,11 +13,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from gateway.api import (
-    console,
-    errors,
-    health,
-)
+from gateway.api import console, errors, health
 from gateway.api.admin import (
     batches,
     cluster,
@@ -43,16 +39,9 @@ from gateway.api.middleware.fast_path import FastPath
 from gateway.api.middleware.forward import CoordinatorRef, Forward
 from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
-from gateway.api.middleware.release import Release
 from gateway.api.middleware.web_guard import WebGuard, own_names
-from gateway.api.v1 import (
-    chat,
-    completions,
-    images,
-    messages,
-    models,
-    responses,
-)
+from gateway.api.scope import Release
+from gateway.api.v1 import chat, completions, images, messages, models, responses
 from gateway.config.settings import ConfigError, Settings
 from gateway.episodes.callers import agent_keys
 from gateway.services import open_services
@@ -181,7 +170,7 @@ async def end_calls(services: Services) -> None:
 
 
 async def leave(services: Services) -> None:
-    """Give up this process's place in its cluster while it still answers requests.
+    """Give up this process's place in its cluster while it still responds requests.
 
     It refuses what others have just sent here as not begun, so they send it to the next coordinator; a closed connection would
     leave them in doubt. Close the links first, so that followers do not see engine changes made during shutdown.

@@ -18,11 +18,7 @@ from fastapi import FastAPI
 from sqlalchemy import Connection, select
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import (
-    console,
-    errors,
-    health,
-)
+from gateway.api import console, errors, health
 from gateway.api.admin import (
     batches,
     engines,
@@ -252,7 +248,7 @@ class TokenReader:
         return self._texts.stream()
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of tokens, marks included."""
+        """Return the text of tokens, marks included."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
 

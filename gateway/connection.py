@@ -4,9 +4,9 @@ Invariants:
 - the head of a request has at most `_HEAD_BYTES` and `_HEADERS`, and names one host (`web_pages.check_host`);
 - a request arrives whole within `window_s`, or brings `_LEAST_BYTES` in each; a silent connection is closed after
   uvicorn's keep-alive time;
-- a client that closes its sending side behind its request gets its answer. One that closed both sides looks the same, so it is
-  sent interim responses (`102`) until the answer begins: these fail if the client has left;
-- an answer to HTTP/1.0 has no chunks: it ends where the connection ends.
+- a client that closes its sending side behind its request gets its response. One that closed both sides looks the same, so it is
+  sent interim responses (`102`) until the response begins: these fail if the client has left;
+- a response to HTTP/1.0 has no chunks: it ends where the connection ends.
 
 Almost every request arrives in one piece and then costs no timer.
 """
@@ -99,7 +99,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return True if the client may still read the answer to a whole request that has not begun."""
+        """Return True if the client may still read the response to a whole request that has not begun."""
         cycle = self.cycle
         if self._in_head or self._in_body or self.pipeline or cycle is None or cycle.response_started:
             return False
@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _probe(self, cycle: RequestResponseCycle, wait_s: float) -> None:
-        """Send an interim response now and again until the answer begins; the second one fails if the client has left."""
+        """Send an interim response now and again until the response begins; the second one fails if the client has left."""
         if not (self.transport.is_closing() or cycle.response_started):
             self.transport.write(_INTERIM)
             self.loop.call_later(wait_s, self._probe, cycle, min(2 * wait_s, _MOST_S))
@@ -153,7 +153,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(BadRequest(message, code="request_too_slow", status=408))
 
     def _refuse(self, error: BadRequest) -> None:
-        """Close the connection, after an answer unless it would be taken for a part of another one."""
+        """Close the connection, after a response unless it would be taken for a part of another one."""
         self._end_window()
         cycle = self.cycle
         idle = cycle is None or cycle.response_complete
@@ -170,9 +170,9 @@ def _head_too_large() -> BadRequest:
 
 
 def _unframed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Return the application with answers of unknown length written as they are, instead of in chunks."""
+    """Return the application with responses of unknown length written as they are, instead of in chunks."""
 
-    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
         unframed = False
 
         async def sending(message: Message) -> None:
@@ -187,4 +187,4 @@ def _unframed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
         await app(scope, receive, sending)
 
-    return answering
+    return application

@@ -235,11 +235,7 @@ async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database
         ("check-health", coordinator.host.check_health, health_s),
         ("tend-retention", old, _RETENTION_EVERY_S),
         ("engine-events", engines.tend, TEND_EVERY_S),
-        (
-            "forget-events",
-            partial(retention.forget_events, database, _KEPT_EVENTS),
-            _FORGET_EVERY_S,
-        ),
+        ("forget-events", partial(retention.forget_events, database, _KEPT_EVENTS), _FORGET_EVERY_S),
     ]
     tenders = [asyncio.create_task(tend(duty, every_s), name=name) for name, duty, every_s in duties]
     try:

@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's own, does not end the process by the signal once all is closed."""
+        """Handle signals; unlike uvicorn, do not end the process by the signal once all is closed."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.stop)
@@ -101,12 +101,12 @@ class GatewayServer(Server):
         try:
             await super().startup(sockets)
         except SystemExit:
-            if not self._drain.begun:
+            if not self._drain.stopping:
                 raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let calls finish, and end what is left; the rest is uvicorn's."""
-        if not self._drain.begun:  # stopped by something other than a signal
+        if not self._drain.stopping:  # stopped by something other than a signal
             self._drain.begin()
         if self._shared:  # other processes accept the connections
             port = _port(self.servers[0].sockets[0])

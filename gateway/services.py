@@ -44,7 +44,8 @@ from gateway.generation.pool import EnginePool
 from gateway.generation.replies import Replies
 from gateway.observe.events import EventFeed
 from gateway.observe.metrics import Metrics
-from gateway.render.renderer import check_model, load_renderer
+from gateway.render.model_folder import check_model
+from gateway.render.renderer import load_renderer
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.store.database import Database
 from gateway.store.holder import folder_of, locked
@@ -213,7 +214,7 @@ async def open_single_process(plane: DataPlane) -> AsyncIterator[Services]:
 async def open_cluster_member(
     plane: DataPlane, member: ClusterMember, lost: Callable[[BaseException], None]
 ) -> AsyncIterator[Services]:
-    """One process of a cluster. `lost`: see `open_services`."""
+    """Open one process of a cluster. `lost`: see `open_services`."""
     settings, name, wait_s = plane.settings, _process_name(), plane.settings.queue.max_wait_s
     pools = {model.name: model.pool for model in plane.models}
     recorders = [model.recorder for model in plane.models]

@@ -2,7 +2,7 @@
 
 Owns the worker processes, each a complete gateway with its own port for the others, and the engines, unless these are external:
 an engine outlives the worker that controls it. The workers elect their coordinator themselves. Invariants: every child dies with
-this process; SIGTERM ends the workers first, then the engines; a child that ends or no longer answers is restarted, with growing
+this process; SIGTERM ends the workers first, then the engines; a child that ends or no longer responds is restarted, with growing
 pauses; but if a worker fails before any worker was ever up, everything ends, because the next one would fail too.
 """
 
@@ -30,17 +30,13 @@ from headgate.http import responds
 from headgate.processes.child import LocalProcess
 from headgate.processes.errors import GivenUp
 from headgate.processes.ports import free_port
-from headgate.processes.supervised import (
-    Backoff,
-    Life,
-    SupervisedProcess,
-)
+from headgate.processes.supervised import Backoff, Life, SupervisedProcess
 
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _SICK_S = 30.0
-"""A child that has answered, and then not for so long, is killed."""
+"""A child that has responded, and then not for so long, is killed."""
 _CLOSE_S = 20.0
 """The time that a child needs to close everything, beyond what running calls are given."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -52,11 +48,11 @@ class Child(Protocol):
     name: str
 
     async def start(self) -> LocalProcess:
-        """Start it; it may not answer yet."""
+        """Start it; it may not respond yet."""
         ...
 
     async def healthy(self) -> bool:
-        """Return true if the child answers."""
+        """Return true if the child responds."""
         ...
 
 
@@ -126,7 +122,7 @@ class Supervisor:
         self._workers = [Worker(f"worker-{n}", argv, environment) for n in range(1, workers + 1)]
         self._processes: dict[str, LocalProcess] = {}
         self._up: set[str] = set()
-        """The names of processes that have answered once."""
+        """The names of processes that have responded once."""
         self._stop = asyncio.Event()
         self._signals = 0
 
@@ -192,11 +188,11 @@ class Supervisor:
             return [headgate.processes.supervised.Child(process)]
 
         async def healthy(_: headgate.processes.supervised.Child) -> bool:
-            answers = await child.healthy()
-            if answers and not kept.up.is_set():
+            healthy = await child.healthy()
+            if healthy and not kept.up.is_set():
                 self._up |= {child.name} if isinstance(child, Worker) else set()
                 log.info("%s is up (process %d)", child.name, self._processes[child.name].pid)
-            return answers
+            return healthy
 
         kept = SupervisedProcess(
             child.name,
@@ -252,7 +248,7 @@ class _Restarts(Backoff):
     """
 
     def __init__(self, child: Child, up: set[str]) -> None:
-        """`up`: the workers that have ever answered."""
+        """`up`: the workers that have ever responded."""
         super().__init__()
         self._child = child
         self._up = up
@@ -267,12 +263,12 @@ class _Restarts(Backoff):
         return super().after(life)
 
 
-async def _end(keepers: list[asyncio.Task[None]]) -> None:
+async def _end(watchers: list[asyncio.Task[None]]) -> None:
     """End the children of some tasks at the same time, and wait until they have ended."""
-    for keeper in keepers:
+    for keeper in watchers:
         keeper.cancel()
-    if keepers:
-        await asyncio.wait(keepers)
+    if watchers:
+        await asyncio.wait(watchers)
 
 
 def _engines(settings: Settings) -> dict[str, list[SupervisedEngine]]:

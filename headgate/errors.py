@@ -13,7 +13,7 @@
     │   ├── WeightsUnavailable     no source has a version's bytes now             503
     │   ├── NotAccepted        nothing of it was done: ask another process     503
     │   └── BusUnavailable         what is hot is out of reach                     503, never reaches a caller
-    ├── UpstreamFailed      an upstream model's API does not answer         502
+    ├── UpstreamFailed      an upstream model's API does not respond         502
     │   └── UpstreamTimedOut    the same, in time; names the step           504
     └── EngineError         an engine failed                                502
         ├── EngineUnreachable
@@ -77,6 +77,11 @@ class BadRequest(GatewayError):
     type = "invalid_request_error"
 
 
+def invalid(where: str, what: str, code: str = "invalid_value") -> BadRequest:
+    """Return the error for a wrong value at a place of a request, with which the message begins."""
+    return BadRequest(f"{where}: {what}", code=code, param=where)
+
+
 class Unprocessable(BadRequest):
     """The request is well-formed, but what it names cannot be used."""
 
@@ -134,7 +139,7 @@ class Fenced(Unavailable):
 
 
 class WeightsUnavailable(Unavailable):
-    """No source of a version's weights answers, or none has it."""
+    """No source of a version's weights responds, or none has it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after=2.0, code="weights_away")
@@ -145,7 +150,7 @@ class NotAccepted(Unavailable):
 
 
 class BusUnavailable(Unavailable):
-    """The bus between the gateway processes does not answer; callers continue without it."""
+    """The bus between the gateway processes does not respond; callers continue without it."""
 
     def __init__(self, message: str, *, stood_still: bool = False) -> None:
         """`stood_still`: this process was stopped during the operation, so that the bus may never have been away."""
@@ -154,7 +159,7 @@ class BusUnavailable(Unavailable):
 
 
 class UpstreamFailed(GatewayError):
-    """An upstream model's API does not answer."""
+    """An upstream model's API does not respond."""
 
     status = 502
 
@@ -172,7 +177,7 @@ class EngineError(GatewayError):
 
 
 class EngineUnreachable(EngineError):
-    """An engine does not answer, or went away in the middle of an answer."""
+    """An engine does not respond, or went away in the middle of a response."""
 
 
 class WeightsMissed(EngineError):

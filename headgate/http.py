@@ -16,7 +16,7 @@ import aiohttp
 KEEP_ALIVE_S = 4.0
 """uvicorn, and so vLLM and SGLang, closes idle connections after 5 s by default."""
 ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
-"""The errors of a request without an answer."""
+"""The errors of a request without a response."""
 
 
 class Session:
@@ -30,7 +30,7 @@ class Session:
         total_s: float | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        """`total_s`: the time for a request and its answer, unless the request has a `timeout` of its own."""
+        """`total_s`: the time for a request and its response, unless the request has a `timeout` of its own."""
         self._headers = headers
         self._timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s)
         self._keep_alive_s = keep_alive_s
@@ -57,10 +57,10 @@ class Session:
         return self._opened.request(method, url, allow_redirects=False, **options)
 
     async def status_of(self, url: str, timeout_s: float = 5.0) -> int | None:
-        """Return the status of a GET, or None without an answer."""
+        """Return the status of a GET, or None without a response."""
         try:
-            async with self.request("GET", url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as answer:
-                return answer.status
+            async with self.request("GET", url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
+                return response.status
         except ERRORS:
             return None
 
@@ -71,11 +71,11 @@ class Session:
 
 
 def headers_with(key: str | None) -> dict[str, str]:
-    """Return the headers of requests with a key, for answers that are not compressed."""
+    """Return the headers of requests with a key, for responses that are not compressed."""
     return {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
 
 
 async def responds(url: str, timeout_s: float = 5.0, headers: Mapping[str, str] | None = None) -> bool:
-    """Return True if a GET over a new connection is answered with 200."""
+    """Return True if a GET over a new connection is responded to with 200."""
     async with Session(headers) as session:
         return await session.status_of(url, timeout_s) == HTTPStatus.OK

@@ -136,7 +136,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to train on one buffer. `fence` grows with every lease: an answer with an older one is refused."""
+    """The right to train on one buffer. `fence` grows with every lease: a response with an older one is refused."""
 
     lease_id: str
     buffer: int
@@ -144,7 +144,7 @@ class Lease:
     """Groups that make the buffer whole."""
     fence: int
     deadline_s: float
-    """Seconds from the answer until the lease ends unless it is renewed."""
+    """Seconds from the response until the lease ends unless it is renewed."""
 
 
 @dataclass(frozen=True, slots=True)

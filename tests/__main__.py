@@ -56,7 +56,7 @@ class Test:
 
 
 def run(parts: dict[str, tuple[str, ...]]) -> list[int]:
-    """Runs pytest for each part, side by side; answers their exit statuses. The output of all but the first comes at the end."""
+    """Runs pytest for each part, side by side; returns their exit statuses. The output of all but the first comes at the end."""
     running = list[tuple[subprocess.Popen[bytes], IO[bytes] | None]]()
     for name, options in parts.items():
         argv = [sys.executable, "-m", "pytest", *options, "--junitxml", str(REPORTS / f"{name}.xml")]
@@ -97,7 +97,7 @@ def summary(target: str, tests: list[Test], minutes: float) -> str:
 
 
 def main(target: str) -> int:
-    """Runs a target's parts, and says how it went; answers the exit status."""
+    """Runs a target's parts, and reports how it went; returns the exit status."""
     began = time.monotonic()
     REPORTS.mkdir(parents=True, exist_ok=True)
     for report in REPORTS.glob("*.xml"):

@@ -24,7 +24,7 @@ DRIVER = 580
 PYTHON = (3, 11)
 _QUERY = "index,uuid,name,memory.total,compute_cap,driver_version"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_ANSWER_S = 60.0
+_RESPONSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +75,24 @@ def _missing_tools() -> tuple[str, ...]:
 def _query_driver() -> tuple[tuple[Gpu, ...], str]:
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+        response = subprocess.run(command, capture_output=True, text=True, timeout=_RESPONSE_S, check=False)
     except FileNotFoundError:
         return (), "there is no `nvidia-smi`, so no NVIDIA driver is installed"
     except subprocess.TimeoutExpired:
-        return (), f"`nvidia-smi` did not answer within {_ANSWER_S:g} s"
-    if answer.returncode:
-        output = " ".join((answer.stdout + answer.stderr).split())
-        return (), f"`nvidia-smi` ended with {answer.returncode}: {output}"
-    gpus = parse(answer.stdout)
+        return (), f"`nvidia-smi` did not respond within {_RESPONSE_S:g} s"
+    if response.returncode:
+        output = " ".join((response.stdout + response.stderr).split())
+        return (), f"`nvidia-smi` ended with {response.returncode}: {output}"
+    gpus = parse(response.stdout)
     if not gpus:
         return (), "`nvidia-smi` lists no GPU"
     shown = visible(gpus, os.environ.get(VISIBLE))
     return shown, "" if shown else f"{VISIBLE}={os.environ[VISIBLE]} hides all {len(gpus)}"
 
 
-def parse(answer: str) -> tuple[Gpu, ...]:
-    """Read the driver's answer, a line for each GPU."""
-    rows = ([part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip())
+def parse(response: str) -> tuple[Gpu, ...]:
+    """Read the driver's response, a line for each GPU."""
+    rows = ([part.strip() for part in line.split(",")] for line in response.splitlines() if line.strip())
     return tuple(
         Gpu(int(index), uuid, name, _number(memory) / 1024, _number(capability), driver)
         for index, uuid, name, memory, capability, driver in rows

@@ -33,7 +33,7 @@ class Workload:
     prompt: int
     """Bytes, which are tokens, of a question."""
     reply: int
-    """The most tokens of an answer; a random model seldom ends one itself."""
+    """The most tokens of a response; a random model seldom ends one itself."""
     micro_batch: int
     """Tokens that go through the model together."""
     row: int
@@ -43,7 +43,7 @@ class Workload:
 
     @property
     def context(self) -> int:
-        """The longest request: question, answer, and what a template adds."""
+        """The longest request: question, response, and what a template adds."""
         return self.prompt + self.reply + 256
 
 

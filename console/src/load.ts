@@ -5,7 +5,7 @@ import { ApiError, messageOf } from "./api";
 
 export interface Loaded<T> {
   value: ReadonlySignal<T | null>;
-  /** The last failure in words; null once an answer came. */
+  /** The last failure in words; null once a response came. */
   error: ReadonlySignal<string | null>;
   /** Asks again, soon: many calls within a moment ask once. */
   again: () => void;
@@ -23,7 +23,7 @@ function passes(failure: unknown): boolean {
 
 /**
  * Asks when `deps` change, every `everyMs` (0: never) while the tab is seen, on `again()`, and soon after a failure that may pass.
- * Old answers stay until then.
+ * Old responses stay until then.
  */
 export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: readonly unknown[], everyMs = 0): Loaded<T> {
   const value = useSignal<T | null>(null);
@@ -38,7 +38,7 @@ export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: rea
       if (busy) return void (wanted = true);
       busy = true;
       const late = new AbortController();
-      const limit = setTimeout(() => late.abort(new Error(`The gateway has not answered for ${LATE_MS / 1000} s.`)), LATE_MS);
+      const limit = setTimeout(() => late.abort(new Error(`The gateway has not responded for ${LATE_MS / 1000} s.`)), LATE_MS);
       try {
         value.value = await ask(AbortSignal.any([gone.signal, late.signal]));
         error.value = null;

@@ -1,5 +1,5 @@
 """Access to the admin API: the root key reaches everything, a project's key only what belongs to its models. A thing out of reach
-is answered exactly like a thing that does not exist.
+gets the same response as a thing that does not exist.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`/console`: the page of a run. Its source is console/, its built files travel in the wheel (docs/guide/console.md).
 
 The page is only files: it requests everything from the admin API, with the key that its user types. Invariants:
-- no answer allows a script, a style or a request of another host (Content-Security-Policy);
+- no response allows a script, a style or a request of another host (Content-Security-Policy);
 - a file under assets/ never changes, as its name holds a hash of it; the page itself is requested each time.
 """
 
@@ -74,8 +74,8 @@ class Console:
         try:
             await app(scope, receive, guarded)
         except HTTPException as error:
-            answer = PlainTextResponse(error.detail, status_code=error.status_code)
-            await answer(scope, receive, guarded)
+            response = PlainTextResponse(error.detail, status_code=error.status_code)
+            await response(scope, receive, guarded)
 
 
 def install(app: FastAPI, built: Path = BUILT) -> None:

@@ -14,11 +14,7 @@ from gateway.bus.base import Bus
 from gateway.cluster import snapshot
 from gateway.cluster.hub import Hub
 from gateway.cluster.membership import Membership, SingleProcess
-from gateway.cluster.role import (
-    Coordinator,
-    CurrentRole,
-    Role,
-)
+from gateway.cluster.role import Coordinator, CurrentRole, Role
 from gateway.config.settings import Settings
 from gateway.control.host import ControlHost
 from gateway.control.lengths import Lengths
@@ -37,16 +33,8 @@ from gateway.render.tool_alarm import ToolAlarm
 from gateway.store.database import Database
 from gateway.telemetry.base import Tracing
 from gateway.tenancy.limits import Limits
-from headgate.errors import (
-    BadRequest,
-    NotAuthenticated,
-    Unavailable,
-)
-from headgate.json_depth import (
-    MAX_DEPTH,
-    TooDeep,
-    check_depth,
-)
+from headgate.errors import BadRequest, NotAuthenticated, Unavailable, invalid
+from headgate.json_depth import MAX_DEPTH, TooDeep, check_depth
 
 _OTHER_HEADERS, _OTHER_QUERY = ("api-key", "x-goog-api-key"), ("key", "api_key", "api-key")
 """Where clients of Azure's and Google's APIs put a key."""
@@ -208,7 +196,7 @@ def request_object(body: bytes) -> dict[str, Any]:
     check_sizes(values)
     if not isinstance(values.get("model"), str):
         fault = "must be a string" if "model" in values else "Field required"
-        raise BadRequest(f"model: {fault}", code="invalid_value", param="model")
+        raise invalid("model", fault)
     return values
 
 

@@ -42,14 +42,7 @@ _PROBE = "/readyz"
 
 def error_body(error: GatewayError) -> dict[str, Any]:
     """Return an error as OpenAI's API has it."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def anthropic_error_body(error: GatewayError) -> dict[str, Any]:
@@ -75,7 +68,7 @@ _ANTHROPIC = {
 
 
 def error_response(error: GatewayError, path: str) -> Response:
-    """Return the answer to a request to `path`. SDKs retry 409 and 429: only what may succeed later has such a status."""
+    """Return the response to a request to `path`. SDKs retry 409 and 429: only what may succeed later has such a status."""
     headers = dict(error.headers)
     if isinstance(error, Busy):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
@@ -88,7 +81,7 @@ def error_response(error: GatewayError, path: str) -> Response:
 
 
 def refusal(request: Request, error: GatewayError) -> Response:
-    """Return the answer to a request that raised one of our errors, which is counted."""
+    """Return the response to a request that raised one of our errors, which is counted."""
     if error.status >= 500:
         log.log(_level(request, error), "%s %s: %s", request.method, request.url.path, error)
     return _counted(request, error)

@@ -31,12 +31,12 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
     """Call would be served: the process is not being stopped, the store writes, and an engine is open or will be in a moment."""
-    if request.app.state.drain.begun:
+    if request.app.state.drain.stopping:
         raise stopping()
     gateway.database.check()
     if not gateway.database.reachable:
         raise Unavailable(
-            "the database does not answer: calls wait for it", retry_after=5.0, code="store_down"
+            "the database does not respond: calls wait for it", retry_after=5.0, code="store_down"
         )
     gateway.membership.check()
     if isinstance(gateway.role, Coordinator):
@@ -52,7 +52,7 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
 @router.get("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 async def health(request: Request, gateway: Gateway) -> Response:
-    """Return whether a call would be served, as `/readyz` does: 200 without a body, as vLLM answers."""
+    """Return whether a call would be served, as `/readyz` does: 200 without a body, as vLLM responds."""
     await readyz(request, gateway)
     return Response()
 
@@ -73,5 +73,5 @@ def _check_coordinator(coordinator: Coordinator) -> None:
 
 @router.get("/metrics", response_class=Response)
 async def prometheus(gateway: Gateway) -> Response:
-    """Prometheus text."""
+    """Return all metrics as Prometheus text."""
     return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -41,9 +41,9 @@ LIVE_METRICS = {
     "role": LiveMetric("1 for the role of this process in its cluster", ("role",)),
     "linked": LiveMetric("1 if this process follows a coordinator and is linked to it"),
     "stopping": LiveMetric("1 if this process is stopping"),
-    "running_calls": LiveMetric("Calls that this process is answering"),
+    "running_calls": LiveMetric("Calls that this process is serving"),
     "store_pending_writes": LiveMetric("Writes that are not committed yet"),
-    "store_reachable": LiveMetric("1 if the database answered the last reads and writes"),
+    "store_reachable": LiveMetric("1 if the database responded to the last reads and writes"),
     "bus_unbroken_seconds": LiveMetric(
         "Seconds since a request of this process to the bus failed; infinite if none did"
     ),
@@ -134,7 +134,7 @@ class LiveMetrics(Collector):
         yield _figure("role", [((r,), r == role) for r in _ROLES])
         linked = role == "follower" and isinstance(followed, Follower) and followed.linked.is_set()
         yield _one("linked", linked)
-        yield _one("stopping", self._drain.begun)
+        yield _one("stopping", self._drain.stopping)
         yield _one("running_calls", self._drain.running)
         yield _one("store_pending_writes", database.pending)
         yield _one("store_reachable", database.reachable)

@@ -1,4 +1,4 @@
-"""Query parameters: every route refuses those that it does not have, since one that is ignored changes an answer silently."""
+"""Query parameters: every route refuses those that it does not have, since one that is ignored changes a response silently."""
 
 from __future__ import annotations
 

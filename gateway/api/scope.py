@@ -1,11 +1,11 @@
-"""Keys of a request's ASGI scope under which middleware and routes keep what belongs to the request."""
+"""What middleware and routes keep in a request's ASGI scope, and its release when the request has been served."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import cast
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.episodes.refusals import RequestedCall
 from gateway.tenancy.limits import Ticket
@@ -18,13 +18,22 @@ _TICKETS = "headgate.held"
 _CALL = "headgate.call"
 
 
-def hold(scope: Scope, tickets: ExitStack) -> Scope:
-    """Return the scope with the stack whose contexts end when the request has been answered."""
-    return {**scope, _TICKETS: tickets}
+class Release:
+    """Ends a request's contexts after its response, whatever serves it and however that ends. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with ExitStack() as tickets:
+            await self._app({**scope, _TICKETS: tickets}, receive, send)
 
 
 def keep_ticket(scope: Scope, ticket: Ticket) -> None:
-    """Release the ticket when the request has been answered, however that ends."""
+    """Release the ticket when the request has been served, however that ends."""
     cast(ExitStack, scope[_TICKETS]).enter_context(ticket)
 
 

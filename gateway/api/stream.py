@@ -33,8 +33,8 @@ def openai_failure(error: GatewayError) -> bytes:
     return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
 
-class JSONAnswer(Response):
-    """An answer that takes a while: JSON, or a response of its own. The work on it is cancelled when the client disconnects."""
+class PendingResponse(Response):
+    """A response that takes a while: JSON, or a response of its own. The work on it is cancelled when the client disconnects."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class JSONAnswer(Response):
         super().__init__()
         self._choices = choices
         self._work = work
-        self._answer_headers = headers
+        self._response_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
 
-        async def answer() -> None:
+        async def respond() -> None:
             made = await self._work()
             if not isinstance(made, Response):
-                made = Response(orjson.dumps(made), 200, self._answer_headers, "application/json")
+                made = Response(orjson.dumps(made), 200, self._response_headers, "application/json")
             await made(scope, receive, send)
 
-        await _until_disconnected(answer, receive, self._choices)
+        await _until_disconnected(respond, receive, self._choices)
 
 
 class EventStream(Response):

@@ -85,8 +85,8 @@ class RedisBus:
             for entry in entries[start : start + _AT_ONCE]:
                 arguments += [entry.call, entry.place, entry.epoch, int(entry.over), entry.at]
                 arguments += [entry.head, entry.state, entry.body]
-            answer = await self._execute(lambda given=arguments: self._write(args=given))  # type: ignore[misc]
-            outcomes += [outcome.decode() for outcome in answer]
+            response = await self._execute(lambda given=arguments: self._write(args=given))  # type: ignore[misc]
+            outcomes += [outcome.decode() for outcome in response]
         return outcomes
 
     async def find(self, place: str) -> list[Log]:
@@ -126,7 +126,7 @@ class RedisBus:
                 self._failed_at = time.monotonic()
                 if received_last:
                     log.warning(
-                        "[bus] url: messages of other processes may be lost: %s", error or "no answer"
+                        "[bus] url: messages of other processes may be lost: %s", error or "no response"
                     )
                 received_last = False
                 await asyncio.sleep(_RETRY_S)
@@ -155,18 +155,18 @@ class RedisBus:
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                answer = await operation()
+                response = await operation()
         except (RedisError, OSError, TimeoutError) as error:
             if time.monotonic() - began > self._settings.timeout_s + _STILL_S:
                 raise BusUnavailable(
                     "this process was suspended while it waited for the bus", stood_still=True
                 ) from error
             self._on_outage(error)
-            raise BusUnavailable(f"the bus cannot be reached: {error or 'no answer'}") from error
+            raise BusUnavailable(f"the bus cannot be reached: {error or 'no response'}") from error
         if self._unavailable:
             self._unavailable = False
             log.info("the bus can be reached again")
-        return answer
+        return response
 
     def _on_outage(self, error: Exception) -> None:
         self._failed_at = time.monotonic()
@@ -174,7 +174,7 @@ class RedisBus:
             self._unavailable = True
             log.warning(
                 "[bus] url: the bus cannot be reached; the gateway continues without it: %s",
-                error or "no answer",
+                error or "no response",
             )
 
     def _process_key(self, process_id: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.options import AdminKey, Url, Verbose, ask, configure_logging
+from gateway.cli.options import AdminKey, Url, Verbose, configure_logging, fetch
 
 if TYPE_CHECKING:
     from gateway.archive import RecordedRun
@@ -43,7 +43,7 @@ def console(
       gateway console --run runs/demo
     """
     if run is None and store is None:
-        ask(gateway, admin_key, lambda client: client.status())
+        fetch(gateway, admin_key, lambda client: client.status())
         _show(f"{gateway}/console/", browser)
         return
     from gateway.archive import RecordedRun, find_run

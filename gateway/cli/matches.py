@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +18,7 @@ from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 if TYPE_CHECKING:
     from gateway.cli.progress import EpisodeProgress
     from headgate.client import Task
-    from headgate.client.matches import Play
+    from headgate.client.matches import Matches, Play
 
 
 def run_matches(
@@ -73,13 +75,9 @@ def run_matches(
 
       gateway episodes match --agent duel.py:play --tasks tasks.jsonl --players first=red,second=blue --forever
     """
-    from headgate.client import (
-        GatewayRefused,
-        GatewayUnreachable,
-        RunStopped,
-    )
+    from headgate.client import GatewayRefused, GatewayUnreachable, RunStopped
     from headgate.client.agents import function_named, read_tasks
-    from headgate.client.matches import parse_players
+    from headgate.client.matches import Matches, parse_players
     from headgate.processes.interrupts import STATUS
     from headgate.processes.unending import Program
 
@@ -94,17 +92,19 @@ def run_matches(
         order = options.order_of(order_state, seed, None, found) if forever else None
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    kind: dict[str, Any] = {
-        "group_size": group_size,
-        "concurrency": concurrency,
-        "mode": mode,
-        "max_failures": max_failures,
-        "timeout_s": timeout,
-        "order": order,
-    }
+    make_matches = partial(
+        Matches,
+        group_size=group_size,
+        concurrency=concurrency,
+        mode=mode,
+        max_failures=max_failures,
+        timeout_s=timeout,
+        order=order,
+    )
+    total = None if forever else len(found) * group_size * len(models)
     program = Program()
     try:
-        work = _run(gateway, admin_key, play, models, found, forever, kind)
+        work = _run(gateway, admin_key, play, models, found, make_matches, total)
         summary, progress = program.run(work)
     except (GatewayUnreachable, GatewayRefused, RunStopped) as error:
         typer.echo(str(error), err=True)
@@ -122,21 +122,19 @@ async def _run(
     play: Play,
     models: dict[str, str],
     tasks: list[Task],
-    forever: bool,
-    kind: dict[str, Any],
+    make_matches: Callable[..., Matches],
+    total: int | None,
 ) -> tuple[dict[str, dict[str, float | None]], EpisodeProgress]:
-    """Return the summary of each player's episodes, and how the run has ended. `kind`: arguments of Matches."""
+    """Return the summary of each player's episodes, and how the run has ended. `total`: its episodes; None: without an end."""
     from gateway.cli.progress import ENDING, EpisodeProgress
     from headgate.client import GatewayClient
-    from headgate.client.matches import Matches
     from headgate.processes.interrupts import interruptible
 
-    total = None if forever else len(tasks) * kind["group_size"] * len(models)
     async with GatewayClient(url, admin_key) as client:
         with EpisodeProgress(total) as progress:
-            matches = Matches(client, play, models, on_outcome=progress.add, on_wait=progress.wait, **kind)
+            matches = make_matches(client, play, models, on_outcome=progress.add, on_wait=progress.wait)
             with progress.interrupts():
                 await interruptible(
-                    matches.run(tasks, asyncio.Event() if forever else None), progress.report, ENDING
+                    matches.run(tasks, asyncio.Event() if total is None else None), progress.report, ENDING
                 )
     return matches.summary(), progress

@@ -1,4 +1,4 @@
-"""The options that several commands share, and what they do before anything else: logging, and asking a running gateway."""
+"""The options that several commands share, and what they do before anything else: logging, and requests to a running gateway."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ def configure_logging(verbose: bool) -> None:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
-def ask(
-    url: str, admin_key: str | None, ask: Callable[[GatewayClient], Awaitable[dict[str, Any]]]
+def fetch(
+    url: str, admin_key: str | None, request: Callable[[GatewayClient], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Query a running gateway; a refusal or silence ends the command."""
+    """Return what a running gateway returns for a request; a refusal or silence ends the command."""
     import httpx
 
     from headgate.client import GatewayClient, GatewayRefused
     from headgate.processes.slow import reported
 
-    async def fetch() -> dict[str, Any]:
+    async def send() -> dict[str, Any]:
         async with GatewayClient(url, admin_key) as client:
-            with reported(lambda text: typer.echo(text, err=True), f"an answer of the gateway at {url}"):
-                return await ask(client)
+            with reported(lambda text: typer.echo(text, err=True), f"a response of the gateway at {url}"):
+                return await request(client)
 
     try:
-        return asyncio.run(fetch())
+        return asyncio.run(send())
     except (GatewayRefused, httpx.TransportError) as error:
         raise refused(url, error) from error
 
@@ -88,10 +88,10 @@ def ask(
 def refused(url: str, error: GatewayRefused | httpx.TransportError) -> typer.Exit:
     """Explain why a gateway gave no reply and how to fix it, and end the command."""
     from headgate.client import GatewayRefused
-    from headgate.client.refusal import unanswered
+    from headgate.client.refusal import no_gateway
 
     if not isinstance(error, GatewayRefused):
-        text = unanswered(url, error)
+        text = no_gateway(url, error)
     elif error.status == HTTPStatus.UNAUTHORIZED:
         text = f"{error} (--admin-key, or HEADGATE_ADMIN_KEY in the environment)"
     else:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,11 +17,7 @@ from gateway.cli import run_options as options
 from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
-    from headgate.client import (
-        Agent,
-        EpisodeRunner,
-        Task,
-    )
+    from headgate.client import Agent, EpisodeRunner, Task
     from headgate.client.command_runner import CommandRunner
     from headgate.client.environment import EnvironmentAgent
     from headgate.client.order import TaskOrder
@@ -88,11 +84,7 @@ def run_episodes(
 
       gateway episodes run --tasks tasks.jsonl --sandbox bwrap -- python my_agent.py
     """
-    from headgate.client import (
-        GatewayRefused,
-        GatewayUnreachable,
-        RunStopped,
-    )
+    from headgate.client import EpisodeRunner, GatewayRefused, GatewayUnreachable, RunStopped
     from headgate.client.sandboxes.base import Limits, SandboxUnavailable
     from headgate.processes.interrupts import STATUS
     from headgate.processes.unending import Program
@@ -120,22 +112,26 @@ def run_episodes(
     options.check_order(forever, order_state, seed)
     if spare and mode == "eval":
         raise typer.BadParameter("--spare is for training: evaluations count every episode")
-    kind = {
-        "group_size": group_size,
-        "spare": spare,
-        "concurrency": concurrency,
-        "mode": _mode(mode),
-        "model": model,
-        "max_failures": max_failures,
-        "describe": grade,
-    }
+    make_runner = partial(
+        EpisodeRunner,
+        group_size=group_size,
+        spare=spare,
+        concurrency=concurrency,
+        mode=_mode(mode),
+        model=model,
+        max_failures=max_failures,
+        describe=grade,
+    )
+    episodes_per_task = None if forever else group_size + spare
     if group_size == 1 and mode == "train":
         typer.echo(_LONELY, err=True)
     floor = order_floor if order == "difficulty" else None
     ordered = partial(options.order_of, order_state, seed, floor)
     program = Program()
     try:
-        summary = program.run(_run(gateway, admin_key, chosen, found, forever, kind, ordered))
+        summary = program.run(
+            _run(gateway, admin_key, chosen, found, make_runner, episodes_per_task, ordered)
+        )
     except (ValueError, GatewayUnreachable, GatewayRefused, RunStopped, SandboxUnavailable) as error:
         typer.echo(str(error), err=True)
         program.exit(1)
@@ -150,17 +146,17 @@ async def _run(
     admin_key: str | None,
     agent: Agent,
     tasks: list[Task] | tuple[Split, int | None],
-    forever: bool,
-    kind: dict[str, Any],
+    make_runner: Callable[..., EpisodeRunner],
+    episodes_per_task: int | None,
     ordered: Callable[[list[Task]], TaskOrder],
 ) -> dict[str, float | None]:
-    """`tasks`: or the split of an environment's own, and their number at most. `kind`: the arguments of the EpisodeRunner.
-    `ordered`: makes the order of the tasks of a run without an end.
+    """`tasks`: or the split of an environment's own, and their number at most. `episodes_per_task`: None
+    for a run without an end, of whose tasks `ordered` makes the order.
 
     Raise ValueError if the environment cannot be loaded, and SandboxUnavailable.
     """
     from gateway.cli.progress import ENDING, EpisodeProgress
-    from headgate.client import EpisodeRunner, GatewayClient
+    from headgate.client import GatewayClient
     from headgate.client.agents import CommandAgent
     from headgate.client.environment import EnvironmentAgent
     from headgate.processes.interrupts import interruptible
@@ -171,12 +167,14 @@ async def _run(
             tasks = await agent.tasks(*tasks)
         if isinstance(agent, CommandAgent):
             await agent.open()
-        if forever:
-            kind = {**kind, "order": ordered(tasks)}
-        total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
+        forever = episodes_per_task is None
+        order = ordered(tasks) if forever else None
+        total = len(tasks) * episodes_per_task if episodes_per_task is not None else None
         async with GatewayClient(url, admin_key) as client:
             with EpisodeProgress(total) as progress:
-                runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
+                runner = make_runner(
+                    client, agent, on_outcome=progress.add, on_wait=progress.wait, order=order
+                )
                 work = runner.run_forever(tasks, asyncio.Event()) if forever else _once(runner, tasks)
                 with progress.interrupts():
                     await interruptible(work, progress.report, ENDING)
@@ -227,11 +225,7 @@ def _agent(
     exit_code_reward: bool,
     runner: CommandRunner | None,
 ) -> Agent:
-    from headgate.client.agents import (
-        CommandAgent,
-        WorkerAgent,
-        load_agent,
-    )
+    from headgate.client.agents import CommandAgent, WorkerAgent, load_agent
 
     if name is None and not command:
         raise ValueError(

@@ -53,8 +53,7 @@ Env = Annotated[
     ),
 ]
 EnvArgs = Annotated[
-    str,
-    typer.Option(metavar="JSON", help="Arguments of the environment, an object.", rich_help_panel=AGENT),
+    str, typer.Option(metavar="JSON", help="Arguments of the environment, an object.", rich_help_panel=AGENT)
 ]
 EnvPython = Annotated[
     Path | None,
@@ -119,8 +118,7 @@ Concurrency = Annotated[
     ),
 ]
 Mode = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="train, or eval: recorded, never trained.", rich_help_panel=TASKS),
+    str, typer.Option(metavar="NAME", help="train, or eval: recorded, never trained.", rich_help_panel=TASKS)
 ]
 Model = Annotated[
     str | None,
@@ -131,8 +129,7 @@ Model = Annotated[
     ),
 ]
 Forever = Annotated[
-    bool,
-    typer.Option("--forever", help="Repeat the tasks until interrupted.", rich_help_panel=TASKS),
+    bool, typer.Option("--forever", help="Repeat the tasks until interrupted.", rich_help_panel=TASKS)
 ]
 Order = Annotated[
     str,
@@ -189,8 +186,7 @@ SandboxCpu = Annotated[
     int, typer.Option(min=1, metavar="S", help="Seconds of CPU time of an agent.", rich_help_panel=SANDBOX)
 ]
 SandboxDisk = Annotated[
-    int,
-    typer.Option(min=1, metavar="MIB", help="What an agent may write to disk.", rich_help_panel=SANDBOX),
+    int, typer.Option(min=1, metavar="MIB", help="What an agent may write to disk.", rich_help_panel=SANDBOX)
 ]
 SandboxProcesses = Annotated[
     int, typer.Option(min=8, metavar="N", help="Processes of an agent.", rich_help_panel=SANDBOX)

@@ -30,7 +30,7 @@ def serve(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The gateway's TOML file.")] = None,
     demo: Annotated[
         bool,
-        typer.Option("--demo", help="Serve a fake engine that answers with random words; needs no file."),
+        typer.Option("--demo", help="Serve a fake engine that replies with random words; needs no file."),
     ] = False,
     port: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""`gateway status`, `staleness` and `episodes list|show|why`: questions to a running gateway, answered as tables."""
+"""`gateway status`, `staleness` and `episodes list|show|why`: questions to a running gateway, responded as tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gateway.cli.options import AdminKey, Url, ask
+from gateway.cli.options import AdminKey, Url, fetch
 
 if TYPE_CHECKING:
     from headgate.client import GatewayClient
@@ -46,9 +46,9 @@ def status(
         raise typer.BadParameter("use it without --watch", param_hint="--json")
     if watch:
         with suppress(KeyboardInterrupt):
-            ask(gateway, admin_key, lambda client: _watch(client, model))
+            fetch(gateway, admin_key, lambda client: _watch(client, model))
         return
-    found = ask(gateway, admin_key, lambda client: client.status(model))
+    found = fetch(gateway, admin_key, lambda client: client.status(model))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -68,7 +68,7 @@ def staleness(gateway: Url = _URL, admin_key: AdminKey = None, model: Model = No
     """
     from gateway.cli.tables import show_staleness
 
-    show_staleness(ask(gateway, admin_key, lambda client: client.staleness(model)))
+    show_staleness(fetch(gateway, admin_key, lambda client: client.staleness(model)))
 
 
 def list_episodes(
@@ -94,10 +94,10 @@ def list_episodes(
     given = {"task_id": task, "group_id": group, "state": state, "mode": mode, "limit": limit}
     filters = {name: value for name, value in given.items() if value is not None}
 
-    async def fetch(client: GatewayClient) -> dict[str, Any]:
+    async def request(client: GatewayClient) -> dict[str, Any]:
         return {"episodes": await client.episodes(**filters)}
 
-    found = ask(gateway, admin_key, fetch)
+    found = fetch(gateway, admin_key, request)
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -122,22 +122,18 @@ def show_episode(
     """
     from gateway.cli.tables import show_trajectory
 
-    async def fetch(client: GatewayClient) -> dict[str, Any]:
+    async def request(client: GatewayClient) -> dict[str, Any]:
         whole = await whole_id(client, episode_id)
         return {**await client.episode(whole), **await client.trajectory(whole, model)}
 
-    found = ask(gateway, admin_key, fetch)
+    found = fetch(gateway, admin_key, request)
     if as_json:
         typer.echo(json.dumps(found))
     else:
         show_trajectory(found, None if full else _SHOWN)
 
 
-def why(
-    episode_id: EpisodeId,
-    gateway: Url = _URL,
-    admin_key: AdminKey = None,
-) -> None:
+def why(episode_id: EpisodeId, gateway: Url = _URL, admin_key: AdminKey = None) -> None:
     """Show what became of an episode and its group, step by step, and why it was trained or not.
 
     Example:
@@ -146,10 +142,10 @@ def why(
     """
     from gateway.cli.tables import show_why
 
-    async def fetch(client: GatewayClient) -> dict[str, Any]:
+    async def request(client: GatewayClient) -> dict[str, Any]:
         return await client.why(await whole_id(client, episode_id))
 
-    show_why(ask(gateway, admin_key, fetch))
+    show_why(fetch(gateway, admin_key, request))
 
 
 async def whole_id(client: GatewayClient, typed: str) -> str:
@@ -168,7 +164,7 @@ async def whole_id(client: GatewayClient, typed: str) -> str:
 
 
 async def _watch(client: GatewayClient, model: str | None) -> dict[str, Any]:
-    """End with Ctrl-C, or when the gateway does not answer."""
+    """End with Ctrl-C, or when the gateway does not respond."""
     from rich.live import Live
 
     from gateway.cli.tables import status_view

@@ -1,4 +1,4 @@
-"""Tables for the commands of show.py, from the answers of the admin API."""
+"""Tables for the commands of show.py, from the responses of the admin API."""
 
 from __future__ import annotations
 

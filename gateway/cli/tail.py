@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +34,7 @@ _KINDS = tuple(kind for kind in _COLORS if kind != "gap")
 _MOST = 160
 """Characters of one value in a line; `--json` has all of it."""
 Last = Annotated[int, typer.Option(min=0, max=10_000, help="Show the last N events first.")]
-Ask = Callable[[int | None], "EventStream"]
+OpenStream = Callable[[int | None], "EventStream"]
 """Return the stream of events after an id; None: from where the options start."""
 
 
@@ -45,8 +46,7 @@ def tail(
         int | None, typer.Option(min=0, help="Begin after the event with this id, instead; 0: with all.")
     ] = None,
     kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these: `episode`, or `episode.closed`. May be repeated."),
+        list[str] | None, typer.Option(help="Only these: `episode`, or `episode.closed`. May be repeated.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
     episode: Annotated[str | None, typer.Option(help="Only events of this episode.")] = None,
@@ -75,15 +75,17 @@ def tail(
 
     async def watch() -> None:
         async with GatewayClient(gateway, admin_key) as client:
-            chosen: dict[str, Any] = {"kinds": kind or (), "model": model, "episode": episode, "group": group}
-            chosen["wait_s"] = None if follow else 0.0
+            wait_s = None if follow else 0.0
+            events = partial(
+                client.events, kinds=kind or (), model=model, episode=episode, group=group, wait_s=wait_s
+            )
 
-            def ask(place: int | None) -> EventStream:
+            def open_stream(place: int | None) -> EventStream:
                 if place is None:
-                    return client.events(after, last if after is None else None, **chosen)
-                return client.events(place, **chosen)
+                    return events(after, last if after is None else None)
+                return events(place)
 
-            await _watch(ask, show, follow=follow)
+            await _watch(open_stream, show, follow=follow)
 
     try:
         asyncio.run(watch())
@@ -113,7 +115,7 @@ def tail_episodes(
     )
 
 
-async def _watch(ask: Ask, show: Callable[[dict[str, Any]], None], *, follow: bool) -> None:
+async def _watch(open_stream: OpenStream, show: Callable[[dict[str, Any]], None], *, follow: bool) -> None:
     """Show one stream after the other, each from where the one before ended. Raises if not even the first begins."""
     import httpx
 
@@ -122,7 +124,7 @@ async def _watch(ask: Ask, show: Callable[[dict[str, Any]], None], *, follow: bo
     place: int | None = None
     tries = 0
     while True:
-        stream = ask(place)
+        stream = open_stream(place)
         why = "it has ended the stream"
         try:
             async for event in stream:

@@ -160,11 +160,11 @@ class Follower:
                         message = "this process has become the coordinator"
                         raise Unavailable(message, retry_after=0.1, code="no_coordinator")
                     number = next(self._numbers)
-                    answer: asyncio.Future[OpenEpisode] = asyncio.get_running_loop().create_future()
-                    self._pending[number] = answer
+                    response: asyncio.Future[OpenEpisode] = asyncio.get_running_loop().create_future()
+                    self._pending[number] = response
                     self._outbox.put_nowait({"ask": number, **values})
                     try:
-                        return await answer
+                        return await response
                     except _LinkLost:
                         continue
                     finally:
@@ -233,9 +233,9 @@ class Follower:
         idle = [live.id for live in self.episodes.values() if not live.calls]
         for episode_id in idle:  # the coordinator will not report their end
             self._drop(episode_id)
-        for answer in self._pending.values():
-            if not answer.done():
-                answer.set_exception(_LinkLost())
+        for response in self._pending.values():
+            if not response.done():
+                response.set_exception(_LinkLost())
         self._pending.clear()
 
     # Messages from the coordinator
@@ -243,8 +243,8 @@ class Follower:
     def _on_message(self, message: Message) -> None:
         if "welcome" in message:
             self._on_welcome(message)
-        elif "answer" in message:
-            self._on_answer(message)
+        elif "response" in message:
+            self._on_response(message)
         elif "table" in message:
             self._on_table(message)
         elif message["do"] == "share":
@@ -308,11 +308,11 @@ class Follower:
             if not isinstance(error, Unavailable):
                 await self._stop(live.id, error)
 
-    def _on_answer(self, message: Message) -> None:
-        answer = self._pending.get(message["answer"])
+    def _on_response(self, message: Message) -> None:
+        response = self._pending.get(message["response"])
         if "error" in message:
-            if answer is not None and not answer.done():
-                answer.set_exception(error_from_json(message))
+            if response is not None and not response.done():
+                response.set_exception(error_from_json(message))
             return
         values: EpisodeMessage = message["episode"]
         live = self._known.get(values["id"])
@@ -323,8 +323,8 @@ class Follower:
         live.touch()
         if message["exclusive"]:
             self._exclusive.add(live.id)
-        if answer is not None and not answer.done():
-            answer.set_result(live)
+        if response is not None and not response.done():
+            response.set_result(live)
 
     def _on_slot(self, message: Message) -> None:
         if message["do"] == "slot":
@@ -407,4 +407,4 @@ class Follower:
 
 
 class _LinkLost(Exception):
-    """The link was lost before the answer came."""
+    """The link was lost before the response came."""

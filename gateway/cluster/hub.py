@@ -93,7 +93,7 @@ class _Link:
         return self.calls.get(pool.model, CallCounts())
 
     def request(self, do: str, values: Message) -> asyncio.Future[None]:
-        """Send a request to the follower; the future is done when the follower has answered or disconnected."""
+        """Send a request to the follower; the future is done when the follower has acknowledged it or disconnected."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._send(done, do, values)
         return done
@@ -104,7 +104,7 @@ class _Link:
         self.outbox.put_nowait({"do": do, "id": number, **values})
 
     def follow(self, before: _Link) -> None:
-        """Take over from an earlier link of the same process: repeat the requests that it has not answered."""
+        """Take over from an earlier link of the same process: repeat the requests that it has not acknowledged."""
         for number, (done, do, values) in list(before._pending.items()):
             if do == "end":
                 del before._pending[number]
@@ -112,7 +112,7 @@ class _Link:
         before.close()
 
     def acknowledge(self, number: int) -> None:
-        """Mark a request as answered."""
+        """Mark a request as acknowledged."""
         pending = self._pending.pop(number, None)
         if pending is not None and not pending[0].done():
             pending[0].set_result(None)
@@ -157,7 +157,7 @@ class Hub:
         self._monitor = monitor
 
     def opened(self, episodes: Episodes) -> None:
-        """Begin to answer followers' requests for episodes."""
+        """Begin to serve followers' requests for episodes."""
         self._episodes.set_result(episodes)
 
     # Requests of the control half (`Peers`)
@@ -274,7 +274,7 @@ class Hub:
             await wire.send_text(pack(await link.outbox.get()))
 
     async def _receive_forever(self, link: _Link, wire: Wire) -> None:
-        answers: set[asyncio.Task[None]] = set()
+        responses: set[asyncio.Task[None]] = set()
         try:
             while True:
                 message = unpack(await wire.receive_text())
@@ -282,16 +282,16 @@ class Hub:
                     self._apply_report(link, message)
                     link.acknowledge(message["done"])
                 elif "ask" in message:
-                    answer = asyncio.create_task(
-                        self._answer_request(link, message), name=f"link-{link.name}-answers"
+                    response = asyncio.create_task(
+                        self._respond(link, message), name=f"link-{link.name}-responses"
                     )
-                    answers.add(answer)
-                    answer.add_done_callback(answers.discard)
+                    responses.add(response)
+                    response.add_done_callback(responses.discard)
                 else:
                     self._apply_report(link, message)
         finally:
-            for answer in answers:
-                answer.cancel()
+            for response in responses:
+                response.cancel()
 
     def _apply_report(self, link: _Link, message: Message) -> None:
         """Apply a report: running calls, failing engines, and episodes with recent calls."""
@@ -309,7 +309,7 @@ class Hub:
             if self._episodes.done():
                 self._episodes.result().touch(episode_id, ago_s)
 
-    async def _answer_request(self, link: _Link, message: Message) -> None:
+    async def _respond(self, link: _Link, message: Message) -> None:
         try:
             episodes = await asyncio.shield(self._episodes)
             if "key_hash" in message:
@@ -317,12 +317,12 @@ class Hub:
             else:
                 live = await episodes.named(message["episode"])
         except GatewayError as error:
-            link.outbox.put_nowait({"answer": message["ask"], **error_to_json(error)})
+            link.outbox.put_nowait({"response": message["ask"], **error_to_json(error)})
             return
         link.episodes.add(live.id)
         exclusive = await self._join(live.id, link.name)
         link.outbox.put_nowait(
-            {"answer": message["ask"], "episode": episode_to_json(live), "exclusive": exclusive}
+            {"response": message["ask"], "episode": episode_to_json(live), "exclusive": exclusive}
         )
 
     async def _join(self, episode_id: str, process: str) -> bool:

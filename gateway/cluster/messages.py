@@ -1,8 +1,8 @@
 """The messages between a follower and the coordinator: JSON objects over their link, in order in each direction.
 
-After `welcome` the coordinator sends requests (`do` with an `id`, which the follower acknowledges by `done`), answers (`answer`)
-and tables (`table`), by which a follower places its calls. After `hello` a follower sends requests for episodes (`ask` with an
-`id`) and reports. Tables and reports are not acknowledged.
+After `welcome` the coordinator sends requests (`do` with an `id`, which the follower acknowledges by `done`), responses
+(`response`) and tables (`table`), by which a follower places its calls. After `hello` a follower sends requests for episodes
+(`ask` with an `id`) and reports. Tables and reports are not acknowledged.
 """
 
 from __future__ import annotations

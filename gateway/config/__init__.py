@@ -26,13 +26,7 @@ from gateway.config.episodes import (
     RewardSettings,
     StalenessSettings,
 )
-from gateway.config.models import (
-    Bounds,
-    ModelSettings,
-    RenderSettings,
-    SamplingSettings,
-    TokenBounds,
-)
+from gateway.config.models import Bounds, ModelSettings, RenderSettings, SamplingSettings, TokenBounds
 from gateway.config.scheduling import (
     ControlSettings,
     LendingSettings,

@@ -70,7 +70,7 @@ class LimitSettings(Section):
     """`[limits.episode]`, `[limits.agent]`: concurrent use by one key; a missing key means no limit."""
 
     calls: int | None = Field(None, ge=1, le=1_000_000)
-    """Calls that are being answered."""
+    """Calls that are being served."""
     tokens_per_minute: int | None = Field(None, ge=1, le=10**12)
     """Tokens of prompts and replies together. A key that has used up its minute is refused until some are left again."""
 

@@ -8,21 +8,13 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from gateway.config.access import (
-    AdminSettings,
-    AgentSettings,
-    ProjectSettings,
-)
+from gateway.config.access import AdminSettings, AgentSettings, ProjectSettings
 from gateway.config.engines import EngineSettings, refused_place
 from gateway.config.environment import key_variable
 from gateway.config.episodes import GraderSettings
 from gateway.config.models import ModelSettings
 from gateway.config.scheduling import NodeSettings
-from gateway.config.server import (
-    ClusterSettings,
-    ServerSettings,
-    StoreSettings,
-)
+from gateway.config.server import ClusterSettings, ServerSettings, StoreSettings
 from gateway.config.weights import WeightsSettings
 
 Models = Mapping[str, ModelSettings]

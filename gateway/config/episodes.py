@@ -28,7 +28,7 @@ class CallSettings(Section):
 
 class RewardSettings(Section):
     """`[rewards]`: the range of valid rewards. They hold for what is posted on an episode and on its calls, for the
-    answers of graders, and for their sums: a single absurd number would make NaN of the weights."""
+    responses of graders, and for their sums: a single absurd number would make NaN of the weights."""
 
     min: float = Field(-1e6, ge=-1e9, le=1e9, allow_inf_nan=False)
     """The least reward."""

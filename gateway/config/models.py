@@ -42,7 +42,7 @@ class ModelSettings(Section):
     family: str = "qwen3"
     """Which renderer turns messages into tokens and back; `auto` uses the `renderers` library."""
     aliases: tuple[str, ...] | None = None
-    """Other names that mean this model; `*` is every name. Without any, a trained model answers in its own
+    """Other names that mean this model; `*` is every name. Without any, a trained model responds in its own
     episodes to every name that no other model has."""
     max_model_len: int = Field(2048, ge=16, le=MAX_CONTEXT)
     """Prompt and completion together, in tokens."""

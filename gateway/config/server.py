@@ -21,7 +21,7 @@ class ServerSettings(Section):
     port: int = Field(8000, ge=0, le=65_535)
     """The port to listen on; 0: a free one."""
     public_url: str | None = None
-    """The root by which agents reach the gateway, if not `http://host:port`. Without an admin key, the gateway answers to its
+    """The root by which agents reach the gateway, if not `http://host:port`. Without an admin key, the gateway responds to its
     host and to loopback names alone."""
     body_limit_bytes: int = Field(8 * 2**20, ge=1024, le=2**30)
     """Bytes of a request's body; more is refused with 400."""

@@ -49,12 +49,7 @@ from gateway.config import (
     cross_checks,
 )
 from gateway.config.environment import filled
-from headgate.configuration import (
-    Unreadable,
-    complaints,
-    own_tables,
-    read_toml,
-)
+from headgate.configuration import Unreadable, complaints, own_tables, read_toml
 
 
 class ConfigError(Exception):

@@ -219,7 +219,7 @@ class ControlHost:
                 )
 
     async def check_health(self) -> None:
-        """Check every open engine; several checks in a row without an answer count as its death."""
+        """Check every open engine; several checks in a row without a response count as its death."""
         await self._check_coordinator()
         checks = [
             self._check(name, slot, _MAX_FAILED_CHECKS)
@@ -235,7 +235,7 @@ class ControlHost:
         healthy, failed = await engine.healthy(), self.models[name].failed_checks
         failed[slot.name] = 0 if healthy else failed.get(slot.name, 0) + 1
         if failed[slot.name] >= most and slot.state == "open" and slot.engine is engine:
-            self.report_lost(name, slot.name, f"no answer to {failed[slot.name]} health checks")
+            self.report_lost(name, slot.name, f"no response to {failed[slot.name]} health checks")
 
     def unreachable(self, model: str, slot: Slot) -> None:
         """Check an engine that a request of any process could not reach immediately; one failed check is enough."""

@@ -146,7 +146,9 @@ class Versions(VersionRecords):
     async def _opened(self) -> None:
         """Wait until no engine is about to be opened. Raise EngineError if one of them was given up."""
         slots = self._engines.pool.slots.values()
-        await self._engines.pool.until(lambda: all(s.state in _SETTLED or s.given_up for s in slots), None)
+        await self._engines.pool.wait_until(
+            lambda: all(s.state in _SETTLED or s.given_up for s in slots), None
+        )
         for slot in slots:
             if slot.given_up:
                 raise EngineError(f"{slot.name} cannot be used: {slot.reason}")
@@ -192,9 +194,9 @@ class Versions(VersionRecords):
         `source`: in place of `path`, the server to fetch it from. `skip_batches`: pass over the batches of numbers that were
         never published.
 
-        The same version may be published again from the same path: the record answers, or the update is tried again if no engine
-        runs the version. A bad version is not tried again. Raise Unprocessable for unusable weights, Conflict for a number that
-        was used otherwise, WeightsUnavailable if the source does not answer.
+        The same version may be published again from the same path: the record is returned, or the update is tried again if no
+        engine runs the version. A bad version is not tried again. Raise Unprocessable for unusable weights, Conflict for a
+        number that was used otherwise, WeightsUnavailable if the source does not respond.
         """
         if self._ledger is None:
             raise Conflict(

@@ -1,8 +1,9 @@
-"""Chat completions, as OpenAI's API has them: the request, the answer, and the answer's events."""
+"""Chat completions, as OpenAI's API has them: the request, the response, and the response's events."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -27,11 +28,7 @@ from gateway.dialects.request import (
     drop_unsupported,
     unsupported,
 )
-from gateway.generation.reply import (
-    Choices,
-    Delivery,
-    Reply,
-)
+from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
 from headgate.errors import BadRequest, validation_error
 
@@ -51,11 +48,10 @@ class StreamOptions(Body):
     """vLLM's. Changes nothing: the usage comes with the last chunk."""
 
 
-class ChatRequest(EngineFields, ThinkingFields):
-    """The parameters that are supported, and those that are accepted because they change nothing here."""
+class SamplingRequest(EngineFields):
+    """The parameters of both of OpenAI's older APIs, chat completions and completions."""
 
     model: str
-    messages: list[Any]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
@@ -67,12 +63,46 @@ class ChatRequest(EngineFields, ThinkingFields):
     min_tokens: int | None = Field(None, ge=0)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: LogitBias | None = None
     stop: Stop | list[Stop] | None = Field(None)
+    user: str | None = None
+
+    def generation_request(self, api: str, recorded: dict[str, Any]) -> GenerationRequest:
+        """Return what both APIs have in common. Raise BadRequest for `stream_options` without `stream`."""
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
+        return GenerationRequest(
+            api,
+            self.model,
+            [],
+            n=self.n or 1,
+            stream=bool(self.stream),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            min_tokens=self.min_tokens or 0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            logit_bias=self.logit_bias or {},
+            recorded=recorded,
+        )
+
+
+class ChatRequest(SamplingRequest, ThinkingFields):
+    """The parameters that are supported, and those that are accepted because they change nothing here."""
+
+    messages: list[Any]
+    max_completion_tokens: int | None = Field(None, ge=1)
     tools: list[Any] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -85,7 +115,6 @@ class ChatRequest(EngineFields, ThinkingFields):
     store: bool | None = None
     """Without effect: every call is recorded, and completions cannot be retrieved."""
     metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
-    user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -94,7 +123,7 @@ class ChatRequest(EngineFields, ThinkingFields):
 
     @property
     def usage_streamed(self) -> bool:
-        """True if a stream ends with the usage; a whole answer always has it."""
+        """True if a stream ends with the usage; a whole response always has it."""
         in_options = self.stream_options is not None and self.stream_options.include_usage
         return in_options or (self.usage is not None and self.usage.include)
 
@@ -110,7 +139,6 @@ _UNSUPPORTED: Unsupported = {
     "function_call": ((), "send `tool_choice`"),
     **EXTENSIONS,
 }
-_NOT_RECORDED = {"messages", "tools"}
 
 
 def parse(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> tuple[ChatRequest, GenerationRequest]:
@@ -123,48 +151,29 @@ def parse(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> tuple[Cha
     check_messages(request.messages, images)
     check_results(request.messages)
     check_tools(request.tools or ())
-    if request.stream_options is not None and not request.stream:
-        raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs", code="invalid_value", param="top_logprobs")
     return request, _generation_request(request, values)
 
 
 def _generation_request(request: ChatRequest, values: dict[str, Any]) -> GenerationRequest:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     tools = request.tools or []
     effort, thinking = request.effort_and_thinking(request.reasoning_effort)
     choice, form = tool_choice(request.tool_choice, tools), request.content_form
     check_choice(form, choice)
-    return GenerationRequest(
-        "chat",
-        request.model,
-        request.messages,
-        tools,
-        choice,
+    recorded = {name: value for name, value in values.items() if name not in ("messages", "tools")}
+    return replace(
+        request.generation_request("chat", recorded),
+        messages=request.messages,
+        tools=tools,
+        tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         form=only_one(of_response_format(request.response_format), form),
         effort=effort,
         thinking=thinking,
-        n=request.n or 1,
-        stream=bool(request.stream),
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
         max_tokens=request.max_completion_tokens or request.max_tokens,
-        stop=stop,
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
-        top_k=max(request.top_k or 0, 0),
-        min_p=request.min_p or 0.0,
-        min_tokens=request.min_tokens or 0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=request.repetition_penalty or 1.0,
-        logit_bias=request.logit_bias or {},
         logprobs=bool(request.logprobs),
         top_logprobs=request.top_logprobs or 0,
-        recorded={name: value for name, value in values.items() if name not in _NOT_RECORDED},
     )
 
 
@@ -192,7 +201,7 @@ def tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[dict[str, A
     return f"function:{name}"
 
 
-class ChatAnswer:
+class ChatOutput:
     """The replies to a request, in OpenAI's form, for one client."""
 
     def __init__(self, choices: Choices, request: ChatRequest, renderer: ChatRenderer) -> None:
@@ -208,10 +217,10 @@ class ChatAnswer:
         self._whole_head = {**head, "object": "chat.completion", "service_tier": "default"}
 
     async def complete(self) -> dict[str, Any]:
-        """Return the answer in one piece."""
+        """Return the response in one piece."""
         logged: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
-        async for news in self._choices:
-            for index, delivery in news if self._request.logprobs else ():
+        async for deliveries in self._choices:
+            for index, delivery in deliveries if self._request.logprobs else ():
                 logged[index] += self._entries(self._aligners[index].add(delivery))
         for index, aligner in enumerate(self._aligners):
             logged[index] += self._entries(aligner.end())
@@ -227,9 +236,9 @@ class ChatAnswer:
         }
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, each a `data:` line; what has come together is yielded together."""
-        async for news in self._choices:
-            yield b"".join([self._events(index, delivery) for index, delivery in news])
+        """Yield the response as server-sent events, each a `data:` line; what has come together is yielded together."""
+        async for deliveries in self._choices:
+            yield b"".join([self._events(index, delivery) for index, delivery in deliveries])
         last = [self._last_event(i, reply) for i, reply in enumerate(self._choices.replies)]
         yield stream_end(last, self._head, self._usage() if self._request.usage_streamed else None)
 
@@ -310,8 +319,4 @@ def stream_end(last: Sequence[bytes], head: bytes, usage: dict[str, Any] | None)
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
     """Return the usage, in tokens."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,4 +1,4 @@
-"""Legacy completions, as OpenAI's API has them: prompts as text or as token ids, and answers as they are sampled.
+"""Legacy completions, as OpenAI's API has them: prompts as text or as token ids, and responses as they are sampled.
 
 A prompt is not a conversation: nothing is rendered, and nothing is removed from a reply (marks of thinking and of tool calls are
 text here). So a prompt and its reply, sent back together, go on where that reply ended.
@@ -7,22 +7,19 @@ text here). So a prompt and its reply, sent back together, go on where that repl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 from pydantic import Field, ValidationError
 
-from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, stream_end, usage_of
-from gateway.dialects.extensions import EXTENSIONS, EngineFields
+from gateway.dialects.chat import MAX_CHOICES, SamplingRequest, stream_end, usage_of
+from gateway.dialects.extensions import EXTENSIONS
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
-from gateway.dialects.request import GenerationRequest, LogitBias, drop_unsupported, unsupported
-from gateway.generation.reply import (
-    Choices,
-    Delivery,
-    Reply,
-)
+from gateway.dialects.request import GenerationRequest, drop_unsupported, unsupported
+from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
-from headgate.errors import BadRequest, validation_error
+from headgate.errors import invalid, validation_error
 
 Prompt = str | list[int]
 MAX_REPLIES = 2048
@@ -31,32 +28,14 @@ _MAX_TOKENS = 16
 """The default of `max_tokens`."""
 
 
-class CompletionRequest(EngineFields):
+class CompletionRequest(SamplingRequest):
     """The parameters that are supported, and those that are accepted because they change nothing here."""
 
-    model: str
     prompt: str | list[str] | list[int] | list[list[int]]
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     echo: bool | None = None
     suffix: str | None = Field(None, max_length=0)
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    """Not in OpenAI's API, but in vLLM's, as are `min_p`, `min_tokens` and `repetition_penalty`."""
-    min_p: float | None = Field(None, ge=0, le=1)
-    min_tokens: int | None = Field(None, ge=0)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: LogitBias | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
-    stop: Stop | list[Stop] | None = Field(None)
-    user: str | None = None
 
 
 def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]:
@@ -77,12 +56,16 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
             "a prompt's are not known: leave out `logprobs`, or put the prompt before the reply yourself"
         )
         raise unsupported("echo", "echo with log-probabilities", instead)
-    if request.stream_options is not None and not request.stream:
-        raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
-    generation = _generation_request(request, prompts, values)
+    generation = replace(
+        request.generation_request("completions", {k: v for k, v in values.items() if k != "prompt"}),
+        prompts=prompts,
+        max_tokens=request.max_tokens or _MAX_TOKENS,
+        form=request.content_form,
+        logprobs=request.logprobs is not None,
+        top_logprobs=request.logprobs or 0,
+    )
     if generation.choices > MAX_REPLIES:
-        message = f"prompt: {generation.choices} replies in one request are more than {MAX_REPLIES}"
-        raise BadRequest(message, code="invalid_value", param="prompt")
+        raise invalid("prompt", f"{generation.choices} replies in one request are more than {MAX_REPLIES}")
     return request, generation
 
 
@@ -96,8 +79,7 @@ def _prompts(given: Any) -> list[Prompt]:
             return given
         if all(isinstance(prompt, list) and _is_ids(prompt) for prompt in given):
             return given
-    message = "prompt: must be a text, a list of texts, a list of token ids, or a list of such lists"
-    raise BadRequest(message, code="invalid_value", param="prompt")
+    raise invalid("prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists")
 
 
 def _is_ids(given: list[Any]) -> bool:
@@ -105,38 +87,7 @@ def _is_ids(given: list[Any]) -> bool:
     return all(type(token) is int and 0 <= token < 2**31 for token in given)
 
 
-def _generation_request(
-    request: CompletionRequest, prompts: Sequence[Prompt], values: dict[str, Any]
-) -> GenerationRequest:
-    return GenerationRequest(
-        "completions",
-        request.model,
-        [],
-        prompts=prompts,
-        n=request.n or 1,
-        stream=bool(request.stream),
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        max_tokens=request.max_tokens or _MAX_TOKENS,
-        form=request.content_form,
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
-        top_k=max(request.top_k or 0, 0),
-        min_p=request.min_p or 0.0,
-        min_tokens=request.min_tokens or 0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=request.repetition_penalty or 1.0,
-        logit_bias=request.logit_bias or {},
-        logprobs=request.logprobs is not None,
-        top_logprobs=request.logprobs or 0,
-        recorded={name: value for name, value in values.items() if name != "prompt"},
-    )
-
-
-class CompletionAnswer:
+class CompletionOutput:
     """The replies to a request, in OpenAI's form, for one client."""
 
     def __init__(
@@ -162,16 +113,16 @@ class CompletionAnswer:
         self._head = b"data: " + orjson.dumps(self._whole_head)[:-1]
 
     async def complete(self) -> dict[str, Any]:
-        """Return the answer in one piece."""
-        deliveries: list[list[Delivery]] = [[] for _ in self._choices.replies]
-        async for news in self._choices:
-            for index, delivery in news:
-                deliveries[index].append(delivery)
+        """Return the response in one piece."""
+        by_choice: list[list[Delivery]] = [[] for _ in self._choices.replies]
+        async for deliveries in self._choices:
+            for index, delivery in deliveries:
+                by_choice[index].append(delivery)
         choices = [
             self._choice(
                 i,
-                self._echoed(i) + _text(deliveries[i]),
-                self._all_tokens(i, deliveries[i]),
+                self._echoed(i) + _text(by_choice[i]),
+                self._all_tokens(i, by_choice[i]),
                 reply.finish_reason,
             )
             for i, reply in enumerate(self._choices.replies)
@@ -179,9 +130,9 @@ class CompletionAnswer:
         return {**self._whole_head, "choices": choices, "usage": self._usage()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, each a `data:` line; what has come together is yielded together."""
-        async for news in self._choices:
-            yield b"".join([self._event(index, delivery) for index, delivery in news])
+        """Yield the response as server-sent events, each a `data:` line; what has come together is yielded together."""
+        async for deliveries in self._choices:
+            yield b"".join([self._event(index, delivery) for index, delivery in deliveries])
         last = [self._end(index, reply) for index, reply in enumerate(self._choices.replies)]
         options = self._request.stream_options
         counted = self._usage() if options is not None and options.include_usage else None
@@ -231,9 +182,9 @@ class CompletionAnswer:
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         most = self._generation.top_logprobs
-        names = [self._named(sampled.token) for sampled in tokens]
+        names = [self._token_key(sampled.token) for sampled in tokens]
         tops = [
-            {**{self._named(i): x for i, x in sampled.others[:most]}, name: sampled.logprob}
+            {**{self._token_key(i): x for i, x in sampled.alternatives[:most]}, name: sampled.logprob}
             for name, sampled in zip(names, tokens, strict=True)
         ]
         return {
@@ -243,7 +194,7 @@ class CompletionAnswer:
             "text_offset": [sampled.offset for sampled in tokens],
         }
 
-    def _named(self, token: int) -> str:
+    def _token_key(self, token: int) -> str:
         return self._renderer.token_bytes(token).decode(errors="replace")
 
     def _usage(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import Field
 from gateway.dialects.forms import of_vllm
 from gateway.dialects.request import Body, Effort, Unsupported, unsupported
 from gateway.render.constraints import ContentForm
-from headgate.errors import BadRequest
+from headgate.errors import invalid
 
 
 class EngineFields(Body):
@@ -54,7 +54,7 @@ class ReasoningOptions(Body):
     effort: Effort | None = None
     enabled: bool | None = None
     exclude: Literal[False] | None = None
-    """Reasoning is always a part of the answer, in a field of its own."""
+    """Reasoning is always a part of the response, in a field of its own."""
 
 
 class ThinkingFields(Body):
@@ -90,11 +90,10 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
         where = f"chat_template_kwargs.{name}"
         if name in ("enable_thinking", "thinking"):
             if not isinstance(value, bool):
-                raise BadRequest(f"{where}: must be true or false", code="invalid_value", param=where)
+                raise invalid(where, "must be true or false")
         elif name == "reasoning_effort":
             if value not in get_args(Effort):
-                text = f"{where}: must be one of {', '.join(get_args(Effort))}"
-                raise BadRequest(text, code="invalid_value", param=where)
+                raise invalid(where, f"must be one of {', '.join(get_args(Effort))}")
         elif (name, value) != ("add_generation_prompt", True):
             instead = "a request can set enable_thinking and reasoning_effort; write others into the checkpoint's chat template"
             raise unsupported(where, "this variable", instead)
@@ -106,8 +105,7 @@ def _agreed(requested: dict[str, Any]) -> Any:
     first = next(iter(given), "")
     for name, value in given.items():
         if value != given[first]:
-            message = f"{name}: it is {value!r}, and {first} is {given[first]!r}: send one of them"
-            raise BadRequest(message, code="invalid_value", param=name)
+            raise invalid(name, f"it is {value!r}, and {first} is {given[first]!r}: send one of them")
     return given.get(first)
 
 
@@ -128,7 +126,7 @@ EXTENSIONS: Unsupported = {
     "continue_final_message": ((False,), "send the whole prompt to /v1/completions"),
     "documents": (([],), "write them into a message"),
     "detokenize": ((True,), _TOKENS),
-    "include_reasoning": ((True,), "ignore `reasoning` in the answer, or turn thinking off"),
+    "include_reasoning": ((True,), "ignore `reasoning` in the response, or turn thinking off"),
     "include_stop_str_in_output": ((False,), "append the stop string yourself"),
     "kv_transfer_params": ((), _ROUTING),
     "length_penalty": ((1, 1.0), _SAMPLING),
@@ -138,7 +136,7 @@ EXTENSIONS: Unsupported = {
     "priority": ((0,), _ROUTING),
     "prompt_logprobs": ((0,), "a prompt's are not known: request `logprobs` of the reply"),
     "provider": (({},), _ROUTING),
-    "request_id": ((), "leave it out: the answer's `id` names the call"),
+    "request_id": ((), "leave it out: the response's `id` names the call"),
     "return_token_ids": ((False,), _TOKENS),
     "return_tokens_as_token_ids": ((False,), _TOKENS),
     "route": ((), _ROUTING),
@@ -153,7 +151,6 @@ EXTENSIONS: Unsupported = {
 """What nothing here does, by its name in vLLM's API and in OpenRouter's."""
 
 ELSEWHERE: Unsupported = dict.fromkeys(
-    ("chat_template_kwargs", "ignore_eos", "stop_token_ids", *_FORMS),
-    ((), "send it to /v1/chat/completions"),
+    ("chat_template_kwargs", "ignore_eos", "stop_token_ids", *_FORMS), ((), "send it to /v1/chat/completions")
 )
 """What chat completions take, and other APIs do not."""

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.dialects.request import unsupported
 from gateway.dialects.schemas import check_schema
 from gateway.render.constraints import ContentForm
-from headgate.errors import BadRequest
+from headgate.errors import invalid
 from headgate.json_depth import loads_strictly
 
 _OTHER_FORMS = (
@@ -36,14 +36,14 @@ def of_response_format(requested: Any, param: str = "response_format") -> Conten
         raise unsupported(param, f"the type {kind!r}", _OTHER_FORMS)
     wrapped = requested.get("json_schema")
     if not isinstance(wrapped, dict):
-        raise _invalid("must be an object with a name and a schema", f"{param}.json_schema")
+        raise invalid(f"{param}.json_schema", "must be an object with a name and a schema")
     return of_named_schema(wrapped, f"{param}.json_schema", param)
 
 
 def of_named_schema(given: dict[str, Any], where: str, param: str) -> ContentForm:
     """Return the form of an object with a `name` and a `schema`, which is at `where`. Raise BadRequest."""
     if not isinstance(given.get("name"), str) or not given["name"]:
-        raise _invalid("must be a string that is not empty", f"{where}.name")
+        raise invalid(f"{where}.name", "must be a string that is not empty")
     return ContentForm("json", check_schema(given.get("schema"), f"{where}.schema"), param)
 
 
@@ -58,29 +58,29 @@ def of_vllm(requested: dict[str, Any]) -> ContentForm | None:
             found.append((f"structured_outputs.{kind}", kind, value))
     forms = [_form(*each) for each in found if each[2] is not None]
     if given is not None and not any(form.param.startswith("structured_outputs.") for form in forms):
-        raise _invalid(
-            f"names no form: give one of {', '.join(_FORMS)}, or leave it out", "structured_outputs"
+        raise invalid(
+            "structured_outputs", f"names no form: give one of {', '.join(_FORMS)}, or leave it out"
         )
     if len(forms) > 1:
         first, second = (form.param for form in forms[:2])
-        raise BadRequest(f"{second}: {first} requests a form already", code="invalid_value", param=second)
+        raise invalid(second, f"{first} requests a form already")
     return forms[0] if forms else None
 
 
 def _form(param: str, kind: str, value: Any) -> ContentForm:
     if kind == "json_object":
         if value is not True:
-            raise _invalid("must be true or false", param)
+            raise invalid(param, "must be true or false")
         return any_object(param)
     if kind == "json":
         return ContentForm("json", check_schema(_read(value, param), param), param)
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(t, str) and t for t in value):
-            raise _invalid("must be a list of texts that are not empty", param)
+            raise invalid(param, "must be a list of texts that are not empty")
         if len(value) > MAX_CHOICES:
-            raise _invalid(f"{len(value)} texts are more than {MAX_CHOICES}: use a regex or a grammar", param)
+            raise invalid(param, f"{len(value)} texts are more than {MAX_CHOICES}: use a regex or a grammar")
     elif not isinstance(value, str) or not value.strip():
-        raise _invalid("must be a text that is not empty", param)
+        raise invalid(param, "must be a text that is not empty")
     return ContentForm(_KINDS[kind], value, param)  # type: ignore[arg-type]
 
 
@@ -91,22 +91,18 @@ def _read(value: Any, param: str) -> Any:
     try:
         return loads_strictly(value)
     except ValueError as error:
-        raise _invalid(f"it is not JSON: {error}", param) from error
+        raise invalid(param, f"it is not JSON: {error}") from error
 
 
 def check_choice(form: ContentForm | None, choice: str) -> None:
     """Raise BadRequest for a form of the content where a tool must be called, so that the reply has none."""
     if form is not None and choice not in ("auto", "none"):
         message = "has no effect: tool_choice demands a call, and such a reply has no content: leave one of them out"
-        raise _invalid(message, form.param)
+        raise invalid(form.param, message)
 
 
 def only_one(first: ContentForm | None, second: ContentForm | None) -> ContentForm | None:
     """Return the requested form. Raise BadRequest if both are."""
     if first is not None and second is not None:
-        raise _invalid(f"{first.param} requests a form already", second.param)
+        raise invalid(second.param, f"{first.param} requests a form already")
     return first or second
-
-
-def _invalid(message: str, param: str) -> BadRequest:
-    return BadRequest(f"{param}: {message}", code="invalid_value", param=param)

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 
 TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 MOST_ASPECT = 200
@@ -49,7 +49,7 @@ class Image:
         head, _, text = url.partition(",")
         media_type, _, form = head.removeprefix("data:").partition(";")
         if form != "base64" or media_type not in TYPES:
-            raise _invalid(
+            raise invalid(
                 where, f"a data URL of an image must begin with data:TYPE;base64, for {', '.join(TYPES)}"
             )
         if len(text) * 3 // 4 > most + 3:
@@ -58,7 +58,7 @@ class Image:
             data = base64.b64decode(text, validate=True)
             width, height = _size(data)
         except (binascii.Error, ValueError, IndexError) as error:
-            raise _invalid(where, f"the image cannot be read: {error}") from error
+            raise invalid(where, f"the image cannot be read: {error}") from error
         if len(data) > most:
             raise _too_large(where, most)
         return cls(hashlib.sha256(data).hexdigest(), media_type, width, height, data)
@@ -72,7 +72,7 @@ class Image:
 def check_url(value: Any, where: str, detail: Any = None) -> str:
     """Return an image's URL. Raise BadRequest unless it has the image's bytes."""
     if not isinstance(value, str):
-        raise _invalid(where, "an image needs a URL, as a string")
+        raise invalid(where, "an image needs a URL, as a string")
     if not value.startswith("data:"):
         raise BadRequest(
             f"{where}: an image at a URL is not supported here: the gateway fetches none; send its bytes as a data URL"
@@ -151,8 +151,4 @@ def _little(data: bytes) -> int:
 
 def _too_large(where: str, most: int) -> BadRequest:
     message = f"an image may have {most} bytes: send a smaller one"
-    return _invalid(where, message, "too_large")
-
-
-def _invalid(where: str, message: str, code: str = "invalid_value") -> BadRequest:
-    return BadRequest(f"{where}: {message}", code=code, param=where)
+    return invalid(where, message, "too_large")

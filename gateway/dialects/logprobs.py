@@ -19,7 +19,7 @@ import numpy as np
 from gateway.generation.reply import Delivery
 from gateway.render.renderer import ChatRenderer
 
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """Stands for what an engine calls impossible, or has no figure for, as in OpenAI's API and in vLLM's."""
 
 
@@ -29,10 +29,10 @@ class TokenLogprob:
 
     token: int
     logprob: float
-    """Never below `LEAST`, nor NaN: a number in JSON."""
-    others: Sequence[tuple[int, float]]
+    """Never below `MIN_LOGPROB`, nor NaN: a number in JSON."""
+    alternatives: Sequence[tuple[int, float]]
     """The likeliest tokens in its place, with their log-probabilities."""
-    own: bytes = b""
+    bytes: bytes = b""
     offset: int = 0
     """The number of characters of text before it; for tokens within one character, before that character."""
 
@@ -57,7 +57,7 @@ class LogprobAligner:
         self._open = _Group()
         self._waiting: deque[_Group] = deque()
         self._text = ""
-        self._at = 0
+        self._position = 0
         """The place in the delivered text from which on no token was found so far."""
         self._offset = 0
         self._calls = 0
@@ -68,8 +68,8 @@ class LogprobAligner:
         """Add a delivery, and return the tokens whose bytes are known by now."""
         recorded = [_finite(x) for x in np.asarray(delivery.logprobs, np.float32).tolist()]
         top = [[(i, _finite(x)) for i, x in row] for row in delivery.top or [()] * len(recorded)]
-        self._text = self._text[self._at :] + "".join([piece.text for piece in delivery.pieces])
-        self._at = 0
+        self._text = self._text[self._position :] + "".join([piece.text for piece in delivery.pieces])
+        self._position = 0
         self._calls += sum(piece.tool_call is not None for piece in delivery.pieces)
         ready = self._ready(over=False)
         for sampled in map(TokenLogprob, delivery.ids, recorded, top):
@@ -93,9 +93,9 @@ class LogprobAligner:
         written = self._stream.step(sampled.token)
         if written and not (self._open.tokens or self._waiting or self._in_call):
             own = self._renderer.token_bytes(sampled.token)
-            if self._text.startswith(written, self._at) and own.decode(errors="replace") == written:
-                sampled.own, sampled.offset = own, self._offset
-                self._at += len(written)
+            if self._text.startswith(written, self._position) and own.decode(errors="replace") == written:
+                sampled.bytes, sampled.offset = own, self._offset
+                self._position += len(written)
                 self._offset += len(written)
                 return True
         self._open.tokens.append(sampled)
@@ -120,14 +120,14 @@ class LogprobAligner:
             given = self._text_of(group, over=over)
             if given is None:
                 break
-            self._at += len(given)
+            self._position += len(given)
             self._divide(group, given)
             ready += self._waiting.popleft().tokens
         return ready
 
     def _text_of(self, group: _Group, *, over: bool) -> str | None:
         """Return the part of the text that a group gave; None if that is not known yet."""
-        text, at, left = self._text, self._at, len(self._text) - self._at
+        text, at, left = self._text, self._position, len(self._text) - self._position
         if self._in_call or not group.text:
             self._in_call = self._in_call and group.tokens[0].token != self._marks.tool_end
             return ""
@@ -164,26 +164,26 @@ class LogprobAligner:
         elif (start := whole.find(given.encode())) >= 0 and given:
             end = start + len(given.encode())
         else:
-            group.tokens[-1].own = given.encode()
+            group.tokens[-1].bytes = given.encode()
             return
         at = 0
         for sampled, part in zip(group.tokens, own, strict=True):
-            sampled.own = part[max(0, start - at) : max(0, end - at)]
+            sampled.bytes = part[max(0, start - at) : max(0, end - at)]
             at += len(part)
 
 
 def _finite(logprob: float | None) -> float:
-    return logprob if logprob is not None and logprob > LEAST else LEAST
+    return logprob if logprob is not None and logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
 def entries(tokens: Iterable[TokenLogprob], renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:
     """Return log-probabilities in OpenAI's form, for chat completions and responses."""
     return [
         {
-            **_entry(renderer, sampled.token, sampled.logprob, sampled.own),
+            **_entry(renderer, sampled.token, sampled.logprob, sampled.bytes),
             "top_logprobs": [
                 _entry(renderer, token, logprob, renderer.token_bytes(token))
-                for token, logprob in sampled.others[:top]
+                for token, logprob in sampled.alternatives[:top]
             ],
         }
         for sampled in tokens

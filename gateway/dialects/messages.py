@@ -29,7 +29,7 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.schemas import check_parameters, check_schema
 from gateway.render.constraints import ContentForm
-from headgate.errors import BadRequest, validation_error
+from headgate.errors import BadRequest, invalid, validation_error
 
 
 class BlockBinding(Body):
@@ -192,23 +192,19 @@ def _check_edits(requested: ContextManagement | None) -> None:
 
 def _check_thinking(requested: Thinking | None) -> None:
     if requested is not None and (requested.budget_tokens is None) == (requested.type == "enabled"):
-        message = "thinking.budget_tokens: goes with the type 'enabled', and with no other"
-        raise BadRequest(message, code="invalid_value", param="thinking.budget_tokens")
+        raise invalid("thinking.budget_tokens", "goes with the type 'enabled', and with no other")
 
 
 def _check_limits(request: MessagesRequest) -> None:
     """Raise BadRequest for what Anthropic's API refuses of parameters that are right by themselves."""
     budget = request.thinking.budget_tokens if request.thinking else None
     if budget is not None and budget >= request.max_tokens:
-        message = f"max_tokens: must be greater than thinking.budget_tokens, {budget}"
-        raise BadRequest(message, code="invalid_value", param="max_tokens")
+        raise invalid("max_tokens", f"must be greater than thinking.budget_tokens, {budget}")
     if budget is not None and request.temperature not in (None, 1):
-        message = "temperature: may only be 1 when thinking is enabled: leave it out"
-        raise BadRequest(message, code="invalid_value", param="temperature")
+        raise invalid("temperature", "may only be 1 when thinking is enabled: leave it out")
     for i, stop in enumerate(request.stop_sequences or ()):
         if not stop.strip():
-            param = f"stop_sequences.{i}"
-            raise BadRequest(f"{param}: must not be whitespace alone", code="invalid_value", param=param)
+            raise invalid(f"stop_sequences.{i}", "must not be whitespace alone")
 
 
 _TOOL_KEYS = {
@@ -230,7 +226,7 @@ _UNSUPPORTED: Unsupported = {
     "container": ((), "run code in a tool of your own"),
     "fallback_credit_token": ((), "leave it out: nothing is billed, and no reply here has one"),
     "fallbacks": ((), "ask another model yourself when this one fails"),
-    "inference_geo": (("global",), "leave it out: calls are answered where the engines are"),
+    "inference_geo": (("global",), "leave it out: calls are served where the engines are"),
     "mcp_servers": ((), "connect to them in your client, and offer their tools as your own"),
     "speed": (("standard",), "leave it out: there is one speed"),
 }
@@ -244,24 +240,22 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 def _tool(tool: Any, where: str, names: set[str]) -> Tool:
     """Return a tool in the form of chat completions."""
     if not isinstance(tool, dict):
-        raise BadRequest(f"{where}: a tool must be an object", code="invalid_value", param=where)
+        raise invalid(where, "a tool must be an object")
     if tool.get("type") not in (None, "custom"):
         raise unsupported(where, f"the tool {tool['type']!r}, which is not the client's own,", _OWN_TOOLS)
     if tool.get("defer_loading") is True:
         raise unsupported(f"{where}.defer_loading", "a tool that is loaded later", _AT_ONCE)
-    asking = {name: value for name, value in tool.items() if value not in _NEUTRAL.get(name, ())}
-    unknown(asking, _TOOL_KEYS, where)
+    values = {name: value for name, value in tool.items() if value not in _NEUTRAL.get(name, ())}
+    unknown(values, _TOOL_KEYS, where)
     name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
     if not isinstance(name, str) or not name or not isinstance(schema, dict):
-        message = f"{where}: a tool needs a name and an input_schema, which is an object"
-        raise BadRequest(message, code="invalid_value", param=where)
+        raise invalid(where, "a tool needs a name and an input_schema, which is an object")
     check_tool_name(name, f"{where}.name")
     check_unique(name, names, f"{where}.name")
     names.add(name)
     check_parameters(schema, f"{where}.input_schema")
     if not isinstance(description, str | None):
-        param = f"{where}.description"
-        raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
+        raise invalid(f"{where}.description", "must be a string")
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description

@@ -14,43 +14,43 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import orjson
 
 from gateway.dialects.images import TEXT_ONLY, TYPES, ImageSupport, url_part
 from gateway.dialects.request import Message, unsupported, unsupported_content
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 
 Block = dict[str, Any]
 TurnEffort = Literal["low", "medium", "high", "xhigh", "max"]
-_KEYS: dict[str, set[str]] = {
-    "text": {"text", "cache_control", "citations"},
-    "tool_use": {"id", "name", "input", "cache_control", "caller"},
-    "tool_result": {"tool_use_id", "content", "is_error", "cache_control"},
-    "thinking": {"thinking", "signature", "cache_control"},
-    "redacted_thinking": {"data", "cache_control"},
-    "image": {"source", "cache_control", "transformations"},
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockForm:
+    """The fields of a type of block, in addition to `type` and `cache_control`."""
+
+    required: dict[str, type]
+    optional: tuple[str, ...] = ()
+
+
+_BLOCKS = {
+    "text": _BlockForm({"text": str}, ("citations",)),
+    "tool_use": _BlockForm({"id": str, "name": str, "input": dict}, ("caller",)),
+    "tool_result": _BlockForm({"tool_use_id": str}, ("content", "is_error")),
+    "thinking": _BlockForm({"thinking": str}, ("signature",)),
+    "redacted_thinking": _BlockForm({}, ("data",)),
+    "image": _BlockForm({"source": dict}, ("transformations",)),
 }
-_NEEDED: dict[str, dict[str, type]] = {
-    "text": {"text": str},
-    "tool_use": {"id": str, "name": str, "input": dict},
-    "tool_result": {"tool_use_id": str},
-    "thinking": {"thinking": str},
-    "redacted_thinking": {},
-    "image": {"source": dict},
-}
-_MESSAGE_KEYS = {
-    "system": {"role", "content", "clear_at", "output_config"},
-    "user": {"role", "content"},
-    "assistant": {"role", "content"},
-}
-_KINDS = {
-    "system": ("text",),
+_TYPES_OF_ROLE = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+    "system": ("text",),
 }
+"""The types of blocks in messages of each role; images are allowed where the model takes them."""
+_NAMES: dict[type, str] = {str: "a string", dict: "an object"}
 _ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """The billing header in Claude Code's system prompt: not meant for the model, and different in every request."""
 
@@ -60,11 +60,11 @@ def conversation(
 ) -> list[Message]:
     """Return the messages of a request. Raise BadRequest that names the block that is wrong or not supported."""
     if not messages:
-        raise BadRequest("messages: the conversation has none", code="invalid_value", param="messages")
+        raise invalid("messages", "the conversation has none")
     result: list[Message] = []
     texts = [
         _ATTRIBUTION.sub("", block["text"])
-        for block in _blocks("system", system or "", "system", ImageSupport(images.model))
+        for block in _checked_blocks("system", system or "", "system", ImageSupport(images.model))
     ]
     if instructions := "\n".join(filter(None, texts)):
         result.append({"role": "system", "content": instructions})
@@ -72,9 +72,9 @@ def conversation(
     last_user = max((i for i, (role, _) in enumerate(turns) if role == "user"), default=-1)
     turns = [turn for i, turn in enumerate(turns) if i > last_user or not _is_cleared(messages[i])]
     for role, same in itertools.groupby(turns, lambda turn: turn[0]):
-        result += _MESSAGES[role]([block for _, blocks in same for block in blocks])
+        result += _MESSAGES_OF_ROLE[role]([block for _, blocks in same for block in blocks])
     if not result:
-        raise BadRequest("messages: all of them are empty", code="invalid_value", param="messages")
+        raise invalid("messages", "all of them are empty")
     return result
 
 
@@ -85,7 +85,7 @@ def effort_of_turn(messages: list[Any]) -> TurnEffort | None:
     return next((config["effort"] for config in configs if config.get("effort")), None)
 
 
-def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
+def unknown(values: dict[str, Any], known: Container[str], where: str) -> None:
     """Raise BadRequest for an unknown key with a value other than null."""
     for name, value in values.items():
         if name not in known and value is not None:
@@ -95,117 +95,117 @@ def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
             )
 
 
+# Checks
+
+
 def _turn(message: Any, where: str, images: ImageSupport) -> tuple[str, list[Block]]:
+    """Return the role of a message, and its checked blocks."""
     if not isinstance(message, dict):
-        raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
+        raise invalid(where, "a message must be an object")
     role = message.get("role")
-    if not isinstance(role, str) or role not in _MESSAGES:
-        text = f"{where}.role: {role!r} is none of {', '.join(_MESSAGES)}"
-        raise BadRequest(text, code="invalid_value", param=f"{where}.role")
-    unknown(message, _MESSAGE_KEYS[role], where)
+    if not isinstance(role, str) or role not in _TYPES_OF_ROLE:
+        raise invalid(f"{where}.role", f"{role!r} is none of {', '.join(_TYPES_OF_ROLE)}")
+    more = ("clear_at", "output_config") if role == "system" else ()
+    unknown(message, ("role", "content", *more), where)
+    may_be_empty = role == "assistant"
+    if role == "system" and _requests_effort(message, where):
+        message, may_be_empty = {"content": [], **message}, True
     allowed = images if role == "user" else ImageSupport(images.model)
-    configured = role == "system" and _check_system(message, where)
-    content = message.get("content", [] if configured else None)
-    blocks = _blocks(role, content, f"{where}.content", allowed)
-    if not blocks and role != "assistant" and not configured:
-        raise BadRequest(f"{where}.content: there is none", code="invalid_value", param=f"{where}.content")
+    blocks = _checked_blocks(role, message.get("content"), f"{where}.content", allowed)
+    if not blocks and not may_be_empty:
+        raise invalid(f"{where}.content", "there is none")
     return role, blocks
 
 
-def _check_system(message: dict[str, Any], where: str) -> bool:
-    """Check the other fields of a system message. True if it may have none, as it requests an effort."""
+def _requests_effort(message: dict[str, Any], where: str) -> bool:
+    """Check the other fields of a system message; return whether it requests an effort, so that it needs no content."""
     if message.get("clear_at") not in (None, "never", "next_user_message"):
-        text = f"{where}.clear_at: {message['clear_at']!r} is none of never, next_user_message"
-        raise BadRequest(text, code="invalid_value", param=f"{where}.clear_at")
+        raise invalid(f"{where}.clear_at", f"{message['clear_at']!r} is none of never, next_user_message")
     config = message.get("output_config") or {}
     if not isinstance(config, dict):
-        param = f"{where}.output_config"
-        raise BadRequest(f"{param}: must be an object", code="invalid_value", param=param)
-    unknown(config, {"effort"}, f"{where}.output_config")
-    if config.get("effort") not in (None, *get_args(TurnEffort)):
-        param = f"{where}.output_config.effort"
-        text = f"{param}: must be one of {', '.join(get_args(TurnEffort))}"
-        raise BadRequest(text, code="invalid_value", param=param)
-    return config.get("effort") is not None
+        raise invalid(f"{where}.output_config", "must be an object")
+    unknown(config, ("effort",), f"{where}.output_config")
+    effort = config.get("effort")
+    if effort not in (None, *get_args(TurnEffort)):
+        raise invalid(f"{where}.output_config.effort", f"must be one of {', '.join(get_args(TurnEffort))}")
+    return effort is not None
 
 
 def _is_cleared(message: dict[str, Any]) -> bool:
     return message["role"] == "system" and message.get("clear_at") == "next_user_message"
 
 
-def _blocks(role: str, content: Any, where: str, images: ImageSupport) -> list[Block]:
-    """Return the blocks that a message of this role may have, each known to be well-formed."""
+def _checked_blocks(role: str, content: Any, where: str, images: ImageSupport) -> list[Block]:
+    """Return the content of a message of this role as blocks, each of which is well-formed."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        text = f"{where}: must be a string or a list of content blocks"
-        raise BadRequest(text, code="invalid_value", param=where)
+        raise invalid(where, "must be a string or a list of content blocks")
     for i, block in enumerate(content):
-        _check(role, block, f"{where}.{i}", images)
+        _check_block(role, block, f"{where}.{i}", images)
     return content
 
 
-def _check(role: str, block: Any, where: str, images: ImageSupport) -> None:
+def _check_block(role: str, block: Any, where: str, images: ImageSupport) -> None:
     kind = block.get("type") if isinstance(block, dict) else None
-    if kind not in _KINDS[role] and not (kind == "image" and images.enabled):
+    if kind not in _TYPES_OF_ROLE[role] and not (kind == "image" and images.enabled):
         raise unsupported_content(where, "a block", kind, images)
-    for name, form in _NEEDED[kind].items():
-        if not isinstance(block.get(name), form):
-            param = f"{where}.{name}"
-            raise BadRequest(f"{param}: must be there, as {_NAMES[form]}", code="invalid_value", param=param)
-    unknown(block, {"type", *_KEYS[kind]}, where)
-    if kind == "tool_result":
-        _blocks("system", block.get("content") or "", f"{where}.content", images)
-    if kind == "image":
-        _check_source(block, where)
-    if kind == "tool_use":
+    form = _BLOCKS[kind]
+    for name, required in form.required.items():
+        if not isinstance(block.get(name), required):
+            raise invalid(f"{where}.{name}", f"must be there, as {_NAMES[required]}")
+    unknown(block, ("type", "cache_control", *form.required, *form.optional), where)
+    if kind == "tool_result":  # it may have what a system message may, and images
+        _checked_blocks("system", block.get("content") or "", f"{where}.content", images)
+    elif kind == "image":
+        _check_image(block, where)
+    elif kind == "tool_use":
         _arguments(block, where)
 
 
-def _check_source(block: Block, where: str) -> None:
-    """Store the place of an image in the request with the image, for the errors of reading it later."""
+def _check_image(block: Block, where: str) -> None:
+    """Check the source of an image, and note its place in the request for the errors of reading it later."""
     source = block["source"]
-    if block.get("transformations") not in _TRANSFORMATIONS:
+    if block.get("transformations") not in (None, {}, {"oversized_image": "downsize"}):
         instead = "leave it out: the model's processor scales an image down to what it takes"
         raise unsupported(f"{where}.transformations", "anything but 'downsize'", instead)
     if source.get("type") != "base64":
         message = (
-            f"{where}.source: an image of the source {source.get('type')!r} is not supported here: the gateway fetches none;"
-            " send its bytes as base64"
+            f"an image of the source {source.get('type')!r} is not supported here: the gateway fetches none; send its bytes"
+            " as base64"
         )
-        raise BadRequest(message, code="unsupported_content", param=f"{where}.source")
+        raise invalid(f"{where}.source", message, "unsupported_content")
     if source.get("media_type") not in TYPES or not isinstance(source.get("data"), str):
-        message = f"{where}.source: needs data, and a media_type of {', '.join(TYPES)}"
-        raise BadRequest(message, code="invalid_value", param=f"{where}.source")
+        raise invalid(f"{where}.source", f"needs data, and a media_type of {', '.join(TYPES)}")
     source["where"] = where
 
 
-_TRANSFORMATIONS: tuple[Any, ...] = (None, {}, {"oversized_image": "downsize"})
-_NAMES: dict[Any, str] = {str: "a string", dict: "an object"}
-
-
 def _arguments(block: Block, where: str = "") -> str:
+    """Return the input of a tool call as JSON."""
     try:
         return orjson.dumps(block["input"]).decode()
     except orjson.JSONEncodeError as error:  # nested too deep for the JSON writer
-        raise BadRequest(f"{where}.input: {error}", code="invalid_value", param=f"{where}.input") from error
+        raise invalid(f"{where}.input", str(error)) from error
 
 
-def _system(blocks: list[Block]) -> list[Message]:
+# Messages
+
+
+def _system_messages(blocks: list[Block]) -> list[Message]:
     return [{"role": "system", "content": _lines(blocks)}] if blocks else []
 
 
-def _user(blocks: list[Block]) -> list[Message]:
-    messages = [_result(block) for block in blocks if block["type"] == "tool_result"]
+def _user_messages(blocks: list[Block]) -> list[Message]:
+    messages = [_tool_message(block) for block in blocks if block["type"] == "tool_result"]
     shown = [block for block in blocks if block["type"] in ("text", "image")]
     if shown:
-        messages.append({"role": "user", "content": _content(shown)})
+        messages.append({"role": "user", "content": _text_or_parts(shown)})
     return messages
 
 
-def _result(block: Block) -> Message:
+def _tool_message(block: Block) -> Message:
     content = block.get("content") or ""
-    result = content if isinstance(content, str) else _content(content)
+    result = content if isinstance(content, str) else _text_or_parts(content)
     if block.get("is_error"):
         result = _as_error(result)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": result}
@@ -217,7 +217,7 @@ def _as_error(result: str | list[Block]) -> str | list[Block]:
     return result if result.lower().startswith("error") else f"Error: {result}"
 
 
-def _content(blocks: list[Block]) -> str | list[Block]:
+def _text_or_parts(blocks: list[Block]) -> str | list[Block]:
     """Return blocks as one text of lines; with images, as parts of chat completions, each run of texts as lines."""
     if all(block["type"] == "text" for block in blocks):
         return _lines(blocks)
@@ -231,7 +231,7 @@ def _content(blocks: list[Block]) -> str | list[Block]:
     return parts
 
 
-def _assistant(blocks: list[Block]) -> list[Message]:
+def _assistant_messages(blocks: list[Block]) -> list[Message]:
     message: Message = {"role": "assistant", "content": _joined(blocks, "text")}
     if reasoning := _joined(blocks, "thinking"):
         message["reasoning_content"] = reasoning
@@ -249,10 +249,10 @@ def _assistant(blocks: list[Block]) -> list[Message]:
     return [message]
 
 
-_MESSAGES: dict[str, Callable[[list[Block]], list[Message]]] = {
-    "user": _user,
-    "assistant": _assistant,
-    "system": _system,
+_MESSAGES_OF_ROLE: dict[str, Callable[[list[Block]], list[Message]]] = {
+    "user": _user_messages,
+    "assistant": _assistant_messages,
+    "system": _system_messages,
 }
 
 

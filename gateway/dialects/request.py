@@ -13,16 +13,16 @@ from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.dialects.schemas import check_parameters
 from gateway.render.constraints import ContentForm
 from gateway.render.meaning import REASONING
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 from headgate.json_depth import MAX_DEPTH, too_deep
 
 Message = dict[str, Any]
 """The messages in the form of chat completions."""
 Tool = dict[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""The reasoning effort before the answer."""
+"""The reasoning effort before the reply."""
 Verbosity = Literal["low", "medium", "high"]
-"""The wanted length of the answer. Accepted and recorded; no template has a place for it."""
+"""The wanted length of the reply. Accepted and recorded; no template has a place for it."""
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 """The wanted tier of speed and price. Accepted and recorded; there is one tier here."""
 
@@ -85,7 +85,7 @@ class GenerationRequest:
 
     @property
     def choices(self) -> int:
-        """The number of replies. Choice `i * n + j` answers prompt i."""
+        """The number of replies. Choice `i * n + j` is of prompt i."""
         return self.n * max(1, len(self.prompts))
 
 
@@ -144,21 +144,19 @@ def check_tools(tools: Sequence[Any]) -> None:
 def check_tool_name(name: str, where: str) -> None:
     """Raise BadRequest for a name that neither OpenAI's API nor Anthropic's has for tools."""
     if not _TOOL_NAME.fullmatch(name):
-        message = (
-            f"{where}: {name[:200]!r} is not the name of a tool: use 1 to 128 letters, digits, '_' and '-'"
+        raise invalid(
+            where, f"{name[:200]!r} is not the name of a tool: use 1 to 128 letters, digits, '_' and '-'"
         )
-        raise BadRequest(message, code="invalid_value", param=where)
 
 
 def check_unique(name: str, names: Container[str], where: str) -> None:
     """Raise BadRequest if there is a tool of that name already."""
     if name in names:
-        message = f"{where}: two tools have the name {name!r}: rename or remove one"
-        raise BadRequest(message, code="invalid_value", param=where)
+        raise invalid(where, f"two tools have the name {name!r}: rename or remove one")
 
 
 def check_results(messages: Sequence[Message], param: str = "") -> None:
-    """Raise BadRequest unless the tool calls of a message have different ids, and each is answered once, before the next message
+    """Raise BadRequest unless the tool calls of a message have different ids, and each has one result, before the next message
     of another role.
 
     `param`: the field to name; empty: the message's place.
@@ -178,23 +176,24 @@ def check_results(messages: Sequence[Message], param: str = "") -> None:
                     param=param or f"{where}.tool_call_id",
                 )
             continue
-        _check_answered(pending, param)
+        _check_results(pending, param)
         pending = {}
         for j, call in enumerate(message.get("tool_calls") or ()):
             if isinstance(name := call.get("id"), str):
                 _check_new(name, pending, param or f"{where}.tool_calls.{j}.id")
                 pending[name] = i
         known = set(pending)
-    _check_answered(pending, param)
+    _check_results(pending, param)
 
 
 def _check_new(call: str, pending: Container[str], param: str) -> None:
     if call in pending:
-        message = f"{param}: two tool calls of one message have the id {call!r}: give each an id of its own"
-        raise BadRequest(message, code="invalid_value", param=param)
+        raise invalid(
+            param, f"two tool calls of one message have the id {call!r}: give each an id of its own"
+        )
 
 
-def _check_answered(pending: dict[str, int], param: str) -> None:
+def _check_results(pending: dict[str, int], param: str) -> None:
     for call, at in pending.items():
         where = param or f"messages.{at}"
         message = f"{where}: the tool call {call!r} has no result right after it: send one, also if the tool was not run"
@@ -238,7 +237,7 @@ class PromptCacheOptions(Body):
 
 def unsupported(where: str, what: str, instead: str, code: str = "unsupported_parameter") -> BadRequest:
     """Return the error for what this gateway cannot do, or this model."""
-    return BadRequest(f"{where}: {what} is not supported here: {instead}", code=code, param=where)
+    return invalid(where, f"{what} is not supported here: {instead}", code)
 
 
 def unsupported_content(where: str, what: str, kind: Any, images: ImageSupport = TEXT_ONLY) -> BadRequest:
@@ -256,22 +255,19 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 def _check_message(message: Any, where: str, images: ImageSupport) -> None:
     if not isinstance(message, dict):
-        raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
+        raise invalid(where, "a message must be an object")
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
-        text = f"{where}.role: {role!r} is none of {', '.join(_ROLES)}"
-        raise BadRequest(text, code="invalid_value", param=f"{where}.role")
+        raise invalid(f"{where}.role", f"{role!r} is none of {', '.join(_ROLES)}")
     if isinstance(content, list):
         allowed = images if role in ("user", "tool") else ImageSupport(images.model)
         for j, part in enumerate(content):
             _check_part(part, f"{where}.content.{j}", allowed)
     elif content is not None and not isinstance(content, str):
-        text = f"{where}.content: must be a string or a list of parts"
-        raise BadRequest(text, code="invalid_value", param=f"{where}.content")
+        raise invalid(f"{where}.content", "must be a string or a list of parts")
     for name in ("name", "refusal", *REASONING):
         if not isinstance(message.get(name), str | None):
-            param = f"{where}.{name}"
-            raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
+            raise invalid(f"{where}.{name}", "must be a string")
     _check_tool_calls(message.get("tool_calls"), where)
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise BadRequest("a tool message needs a tool_call_id", code="invalid_value", param=where)

@@ -22,10 +22,9 @@ from gateway.dialects.request import (
     drop_unsupported,
     unsupported,
 )
-from gateway.dialects.responses_input import invalid
 from gateway.dialects.responses_tools import Toolbox, function_name
 from gateway.render.constraints import ContentForm
-from headgate.errors import BadRequest, validation_error
+from headgate.errors import BadRequest, invalid, validation_error
 
 LOGPROBS = "message.output_text.logprobs"
 Summary = Literal["auto", "concise", "detailed"]
@@ -80,12 +79,12 @@ class ResponsesRequest(Body):
 
     @property
     def stored(self) -> bool:
-        """True if the client may come back for the answer."""
+        """True if the client may come back for the response."""
         return self.store is not False
 
     @property
     def logprobs(self) -> bool:
-        """True if log-probabilities are part of the answer."""
+        """True if log-probabilities are part of the response."""
         return LOGPROBS in (self.include or ())
 
     @property
@@ -175,17 +174,17 @@ def _check_outputs(conversation: Sequence[Message]) -> None:
     for message in conversation:
         for call in message.get("tool_calls") or ():
             if not called.get(call["id"], True):
-                raise invalid(f"two calls have the call_id {call['id']!r}: give each one of its own", "input")
+                raise invalid("input", f"two calls have the call_id {call['id']!r}: give each one of its own")
             called[call["id"]] = False
         if message["role"] == "tool":
             name = message["tool_call_id"]
             if called.get(name, True):
                 fault = "has an output already" if name in called else "is not among the calls before it"
-                raise invalid(f"an output names the call {name!r}, which {fault}", "input")
+                raise invalid("input", f"an output names the call {name!r}, which {fault}")
             called[name] = True
-    for name, answered in called.items():
-        if not answered:
-            raise invalid(f"the call {name!r} has no output: send one, also if the tool was not run", "input")
+    for name, has_output in called.items():
+        if not has_output:
+            raise invalid("input", f"the call {name!r} has no output: send one, also if the tool was not run")
 
 
 def _check_text(text: dict[str, Any]) -> None:
@@ -197,9 +196,9 @@ def _check_text(text: dict[str, Any]) -> None:
                 param=f"text.{name}",
             )
         if name == "verbosity" and value not in (None, *get_args(Verbosity)):
-            raise invalid(f"must be one of {', '.join(get_args(Verbosity))}", "text.verbosity")
+            raise invalid("text.verbosity", f"must be one of {', '.join(get_args(Verbosity))}")
         if name == "format" and value is not None and not isinstance(value, dict):
-            raise invalid("must be an object", "text.format")
+            raise invalid("text.format", "must be an object")
 
 
 def _form(given: dict[str, Any]) -> ContentForm | None:

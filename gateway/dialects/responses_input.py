@@ -1,6 +1,6 @@
 """The items of a response's input: in one form, and as messages. Pure.
 
-An item's id is computed from the id of the answer that has the item, so that the item can be found by its id alone, and
+An item's id is computed from the id of the response that has the item, so that the item can be found by its id alone, and
 a retry gets the same ids. One reply is one message of the conversation, however many items show it: items that a client
 sends back are joined again, so that the recorder recognizes the conversation.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.dialects.request import Message, check_arguments, unsupported, unsupported_content
 from gateway.dialects.responses_tools import custom_arguments, function_name
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 
 Item = dict[str, Any]
 
@@ -28,8 +28,8 @@ def items(given: str | Sequence[Any], images: ImageSupport = TEXT_ONLY) -> list[
     return [_item(item, f"input.{i}", images) for i, item in enumerate(given)]
 
 
-def named(found: Sequence[Item], response_id: str) -> list[Item]:
-    """Return the items of an answer's input, each with an id."""
+def with_ids(found: Sequence[Item], response_id: str) -> list[Item]:
+    """Return the items of a response's input, each with an id."""
     return [
         {**item, "id": item.get("id") or item_id(_PREFIXES[item["type"]], response_id, f"i{index}")}
         for index, item in enumerate(found)
@@ -37,12 +37,12 @@ def named(found: Sequence[Item], response_id: str) -> list[Item]:
 
 
 def item_id(prefix: str, response_id: str, place: int | str) -> str:
-    """Return the id of an answer's item. `place`: its index in the output, or i and its index in the input."""
+    """Return the id of a response's item. `place`: its index in the output, or i and its index in the input."""
     return f"{prefix}_{response_id.removeprefix('resp_')}_{place}"
 
 
-def answer_of(item: Item) -> str:
-    """Return the id of the answer that an item belongs to, read from the item's id; empty if the item's id is not one of ours."""
+def response_of(item: Item) -> str:
+    """Return the id of the response that an item belongs to, read from the item's id; empty if that is not one of ours."""
     match = _ITEM_ID.fullmatch(str(item.get("id") or ""))
     return f"resp_{match[1]}" if match else ""
 
@@ -85,7 +85,7 @@ def _by_assistant(item: Item) -> bool:
 
 def _begins(item: Item, before: Item) -> bool:
     """Return true if an item belongs to another reply than the item before it. Clients need not send ids."""
-    if (own := answer_of(item)) and (other := answer_of(before)):
+    if (own := response_of(item)) and (other := response_of(before)):
         return own != other
     return item["type"] == "reasoning" or (item["type"] == before["type"] == "message")
 
@@ -134,7 +134,7 @@ _TEXT = ("input_text", "output_text")
 
 def _item(item: Any, where: str, images: ImageSupport) -> Item:
     if not isinstance(item, dict):
-        raise invalid("an item must be an object", where)
+        raise invalid(where, "an item must be an object")
     kind = item.get("type") or ("message" if "role" in item else "item_reference")
     shown: Item = {"type": kind, **({"id": item["id"]} if _is_text(item.get("id")) else {})}
     if kind == "message":
@@ -164,7 +164,7 @@ def _item(item: Any, where: str, images: ImageSupport) -> Item:
 def _message_item(item: Item, where: str, images: ImageSupport) -> Item:
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
-        raise invalid(f"role: {role!r} is none of {', '.join(_ROLES)}", where)
+        raise invalid(where, f"role: {role!r} is none of {', '.join(_ROLES)}")
     if isinstance(content, str):
         content = [{"type": "input_text", "text": content}]
     by_assistant = role == "assistant"
@@ -194,7 +194,7 @@ def _parts(
     given: Any, kinds: Sequence[str], where: str, images: ImageSupport = TEXT_ONLY
 ) -> list[dict[str, Any]]:
     if not isinstance(given, list):
-        raise invalid("must be a string or a list of parts", where)
+        raise invalid(where, "must be a string or a list of parts")
     found = []
     for i, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -220,13 +220,8 @@ def _image(part: dict[str, Any], where: str) -> dict[str, Any]:
 def _need(value: dict[str, Any], names: Sequence[str], where: str) -> None:
     for name in names:
         if not isinstance(value.get(name), str):
-            raise invalid(f"{name} must be a string", where)
+            raise invalid(where, f"{name} must be a string")
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
-
-
-def invalid(message: str, where: str) -> BadRequest:
-    """Return the error for a wrong value at a place of the request."""
-    return BadRequest(f"{where}: {message}", code="invalid_value", param=where)

@@ -24,7 +24,7 @@ class OutputItem:
     heads: list[bytes] = field(default_factory=list)
     """The beginnings of the events that deliver the item's next text."""
     summarized: bool = False
-    """True for reasoning that is also shown as its own summary."""
+    """True for reasoning that is also form as its own summary."""
     status: str = "in_progress"
 
     @property
@@ -38,7 +38,7 @@ class OutputItem:
         return {"item_id": self.id, "output_index": self.index, "content_index": 0}
 
     @property
-    def part(self) -> dict[str, Any]:
+    def content_part(self) -> dict[str, Any]:
         """The one part of its content."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
@@ -54,18 +54,18 @@ class OutputItem:
         """The whole reasoning, for clients that read summaries alone; empty where no summary was requested."""
         return [{"type": "summary_text", "text": self.text}] if self.summarized else []
 
-    def begun(self) -> dict[str, Any]:
+    def empty_form(self) -> dict[str, Any]:
         """Return the item in the API's form, still empty."""
-        shown = self.shown()
+        form = self.api_form()
         name = _FILLED.get(self.kind, "content")
-        shown[name] = [] if name == "content" else ""
-        return shown | ({"summary": []} if self.kind == "reasoning" else {})
+        form[name] = [] if name == "content" else ""
+        return form | ({"summary": []} if self.kind == "reasoning" else {})
 
-    def shown(self) -> dict[str, Any]:
+    def api_form(self) -> dict[str, Any]:
         """Return the item in the API's form."""
-        shown: dict[str, Any] = {"id": self.id, "type": self.kind, "status": self.status}
+        form: dict[str, Any] = {"id": self.id, "type": self.kind, "status": self.status}
         if self.call is not None:
-            return shown | self.call
+            return form | self.call
         if self.kind == "reasoning":
-            return shown | {"summary": self.summary, "content": [self.part], "encrypted_content": None}
-        return shown | {"role": "assistant", "content": [self.part]}
+            return form | {"summary": self.summary, "content": [self.content_part], "encrypted_content": None}
+        return form | {"role": "assistant", "content": [self.content_part]}

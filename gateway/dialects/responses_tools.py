@@ -15,7 +15,7 @@ import orjson
 
 from gateway.dialects.request import Tool, check_tool_name, check_unique, unsupported
 from gateway.dialects.schemas import check_parameters
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 
 Hosted = Literal["drop", "refuse"]
 """The ways of treating tools that OpenAI would run."""
@@ -100,8 +100,7 @@ class Toolbox:
         """Add the tools of a namespace, whose description goes before that of its first tool."""
         name, tools = namespace.get("name"), namespace.get("tools")
         if not isinstance(name, str) or not name or not isinstance(tools, list):
-            message = f"{where}: a namespace needs a name and a list of tools"
-            raise BadRequest(message, code="invalid_value", param=where)
+            raise invalid(where, "a namespace needs a name and a list of tools")
         check_tool_name(name, f"{where}.name")
         about = namespace.get("description")
         for i, tool in enumerate(tools):
@@ -113,11 +112,10 @@ class Toolbox:
             raise _unsupported(kind, where)
         name = tool.get("name")
         if not isinstance(name, str) or not name:
-            raise BadRequest(f"{where}: a tool needs a name", code="invalid_value", param=where)
+            raise invalid(where, "a tool needs a name")
         check_tool_name(name, f"{where}.name")
         if not isinstance(tool.get("description"), str | None):
-            param = f"{where}.description"
-            raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
+            raise invalid(f"{where}.description", "must be a string")
         source = Source(name, namespace, kind == "custom")
         function = {key: tool[key] for key in _KNOWN[kind] if tool.get(key) is not None}
         function["name"] = function_name(name, namespace)
@@ -164,7 +162,7 @@ def custom_arguments(given: str) -> str:
 
 
 def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Return the tools that the model was given, as the answer repeats them; null where a value was not given."""
+    """Return the tools that the model was given, as the response repeats them; null where a value was not given."""
     for tool in tools:
         if tool["type"] == "function":
             yield {"description": None, "parameters": None, "strict": None, **tool}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.errors import BadRequest
+from headgate.errors import invalid
 
 _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 
@@ -12,15 +12,15 @@ _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 def check_schema(schema: Any, param: str) -> dict[str, Any]:
     """Return a schema. Raise BadRequest that names the part of it that is wrong."""
     if not isinstance(schema, dict):
-        raise _invalid("a JSON schema must be an object", param)
+        raise invalid(param, "a JSON schema must be an object", "invalid_schema")
     kinds = schema.get("type", [])
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise _invalid(f"a JSON schema has no type {kind!r}", f"{param}.type")
+            raise invalid(f"{param}.type", f"a JSON schema has no type {kind!r}", "invalid_schema")
     for name in ("properties", "$defs"):
         parts = schema.get(name, {})
         if not isinstance(parts, dict):
-            raise _invalid(f"`{name}` in a JSON schema must be an object", f"{param}.{name}")
+            raise invalid(f"{param}.{name}", f"`{name}` in a JSON schema must be an object", "invalid_schema")
         for key, part in parts.items():
             if not isinstance(part, bool):
                 check_schema(part, f"{param}.{name}.{key}")
@@ -35,8 +35,6 @@ def check_parameters(schema: Any, param: str) -> None:
         return
     check_schema(schema, param)
     if schema.get("type", "object") != "object":
-        raise _invalid("a tool's parameters must be a schema of the type 'object'", f"{param}.type")
-
-
-def _invalid(message: str, param: str) -> BadRequest:
-    return BadRequest(f"{param}: {message}", code="invalid_schema", param=param)
+        raise invalid(
+            f"{param}.type", "a tool's parameters must be a schema of the type 'object'", "invalid_schema"
+        )

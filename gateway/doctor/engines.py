@@ -1,5 +1,5 @@
 """Examines models (checkpoint, tokenizer, chat template, form of tool calls, tied embeddings) and engines: programs to start, and
-external ones that must answer as the gateway needs."""
+external ones that must respond as the gateway needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gateway.engines.address import check_engines
 from gateway.engines.base import Engine, GenerateRequest
 from gateway.engines.process import api_of, check_launch, connect
 from gateway.engines.tied_embeddings import stale_heads
-from gateway.render.renderer import ChatRenderer, check_model, load_renderer
+from gateway.render.model_folder import check_model
+from gateway.render.renderer import ChatRenderer, load_renderer
 from headgate.errors import BadRequest, EngineError
 from headgate.http import Session
 from headgate.types import Sampling
@@ -23,7 +24,7 @@ from scheduler.policies.probe import SEVERAL
 
 KNOWN_VLLM = ("0.32.", "0.33.")
 """The releases that headgate was tested with."""
-_ANSWER_S = 60.0
+_RESPONSE_S = 60.0
 _TEMPERATURE = 2.0
 _PROMPT = [1, 2, 3, 4]
 _TOKENS = 8
@@ -124,16 +125,16 @@ async def _examine_external(name: str, kind: EngineSettings, context: int) -> li
     for number, url in enumerate(kind.places):
         where, engine = f"the engine at {url}", connect(f"{name}-{number}", str(url), api_of(kind))
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(_RESPONSE_S):
                 if not await engine.healthy():
                     found.append(
-                        Finding("problem", f"{where} does not answer", "start it, or correct [engine] url")
+                        Finding("problem", f"{where} does not respond", "start it, or correct [engine] url")
                     )
                     continue
-                found += await examine_answer(engine, str(url), where)
+                found += await examine_response(engine, str(url), where)
                 found += await _examine_context(str(url), where, name, context)
         except TimeoutError:
-            what = f"{where} did not sample {_TOKENS} tokens within {_ANSWER_S:g} s"
+            what = f"{where} did not sample {_TOKENS} tokens within {_RESPONSE_S:g} s"
             found.append(Finding("problem", what, "look into its log; a paused engine samples nothing"))
         except EngineError as error:
             fix = (
@@ -145,7 +146,7 @@ async def _examine_external(name: str, kind: EngineSettings, context: int) -> li
     return found
 
 
-async def examine_answer(engine: Engine, url: str, where: str) -> list[Finding]:
+async def examine_response(engine: Engine, url: str, where: str) -> list[Finding]:
     """Compare log-probabilities of tokens sampled at another temperature than 1 with those at temperature 1.
 
     What the trainer needs are those of the distribution that was sampled from. An engine that reports the model's own gives the
@@ -190,10 +191,10 @@ async def _release_of(url: str) -> str:
 
 async def _get(url: str, path: str) -> dict[str, Any]:
     """Return the object at a path of an engine; empty if it has no such route."""
-    async with Session() as http, http.request("GET", f"{url.rstrip('/')}{path}") as answer:
-        if answer.status != HTTPStatus.OK:
+    async with Session() as http, http.request("GET", f"{url.rstrip('/')}{path}") as response:
+        if response.status != HTTPStatus.OK:
             return {}
-        found: dict[str, Any] = await answer.json()
+        found: dict[str, Any] = await response.json()
         return found
 
 

@@ -21,13 +21,13 @@ from gateway.store import clock, turns
 from gateway.store.connections import connect, driver, without_password
 from gateway.store.holder import REMEDY, holder_of, in_use
 from gateway.store.schema import check_form
-from gateway.telemetry.opening import collector_answers
+from gateway.telemetry.opening import collector_responds
 from headgate.errors import Unavailable
 from headgate.http import ERRORS, Session
 from headgate.processes.ports import url_of
 
 _FREE_GIB = 5.0
-_ANSWER_S = 5.0
+_RESPONSE_S = 5.0
 _FILES = 4096
 """Each stream needs two: the client's connection and the engine's."""
 _PROCESSES = 4096
@@ -84,20 +84,20 @@ async def _examine_port(setting: str, host: str, port: int) -> Finding:
             return Finding(
                 "problem", f"{where}: {error.strerror or error}", "name an address of this machine"
             )
-    if await gateway_answers(host, port):
-        return Finding("ok", f"{where}: a gateway answers there")
+    if await gateway_responds(host, port):
+        return Finding("ok", f"{where}: a gateway responds there")
     what = f"{where} is taken by another program"
     return Finding("problem", what, f"end what listens there, or set another {setting}")
 
 
-async def gateway_answers(host: str, port: int) -> bool:
-    """Return whether a gateway answers at an address."""
+async def gateway_responds(host: str, port: int) -> bool:
+    """Return whether a gateway responds at an address."""
     try:
         async with (
-            Session(total_s=_ANSWER_S) as http,
-            http.request("GET", f"{url_of(host, port)}/healthz") as answer,
+            Session(total_s=_RESPONSE_S) as http,
+            http.request("GET", f"{url_of(host, port)}/healthz") as response,
         ):
-            return answer.status == HTTPStatus.OK and "status" in await answer.json()
+            return response.status == HTTPStatus.OK and "status" in await response.json()
     except (*ERRORS, ValueError):
         return False
 
@@ -136,8 +136,8 @@ async def examine_database(settings: Settings) -> list[Finding]:
     if not process:
         return found
     server, what = settings.server, in_use(without_password(settings.store.url), process)
-    if await gateway_answers(server.host, server.port):
-        return [*found, Finding("ok", f"{what}; a gateway answers at [server] port, too")]
+    if await gateway_responds(server.host, server.port):
+        return [*found, Finding("ok", f"{what}; a gateway responds at [server] port, too")]
     return [*found, Finding("problem", what, REMEDY)]
 
 
@@ -159,7 +159,7 @@ def _examine_database(store: StoreSettings) -> list[Finding]:
         with engine.connect() as connection:
             before = time.time()
             theirs = clock.now(connection)
-            skew = min(theirs - before, 0.0) + max(theirs - time.time(), 0.0)  # none while the answer took
+            skew = min(theirs - before, 0.0) + max(theirs - time.time(), 0.0)  # none while the response took
             faulty = turns.tool_faults_since(connection, time.time() - _DAY_S)
     finally:
         engine.dispose()
@@ -198,7 +198,7 @@ async def examine_bus(settings: Settings) -> list[Finding]:
         return [Finding("problem", f"[bus] url: {error}", "start Redis, or correct the URL and its password")]
     finally:
         await bus.close()
-    return [Finding("ok", "Redis answers")]
+    return [Finding("ok", "Redis responds")]
 
 
 # Spans
@@ -210,10 +210,10 @@ async def examine_collector(settings: Settings) -> list[Finding]:
     if endpoint is None:
         return [Finding("ok", "off: [telemetry] endpoint turns it on")]
     try:
-        answers = await collector_answers(settings.telemetry)
+        responds = await collector_responds(settings.telemetry)
     except ConfigError as error:
         return [Finding("problem", str(error), "install the extra, or leave [telemetry] endpoint out")]
-    if answers:
+    if responds:
         return [Finding("ok", f"the collector at {endpoint} accepts spans")]
     what = f"[telemetry] endpoint: {endpoint} accepts no spans"
     return [

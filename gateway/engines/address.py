@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from gateway.config import refused_place
 from gateway.config.settings import ConfigError, Settings
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 
 
 async def check_engines(settings: Settings) -> None:
@@ -36,9 +36,7 @@ async def check_place(url: str, *, allow_public: bool, param: str = "url") -> No
     except OSError:
         return
     except ValueError as error:  # not a valid host name, in Unicode or otherwise
-        raise BadRequest(
-            f"{param}: no host can have this name ({error})", code="invalid_value", param=param
-        ) from error
+        raise invalid(param, f"no host can have this name ({error})") from error
     for *_, address in found:
         if refused := refused_place(url, str(address[0]), allow_public=allow_public):
             raise BadRequest(f"{param}: {refused[1]}", code=refused[0], param=param)

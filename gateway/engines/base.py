@@ -18,12 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate.errors import EngineRefused
-from headgate.types import (
-    FinishReason,
-    ImageSpan,
-    Int32Array,
-    Sampling,
-)
+from headgate.types import FinishReason, ImageSpan, Int32Array, Sampling
 from scheduler.policies.proof import Holding
 
 Level = Literal[1, 2]
@@ -196,7 +191,7 @@ class Engine(Protocol):
         ...
 
     async def healthy(self) -> bool:
-        """Return true if the engine answers."""
+        """Return true if the engine responds."""
         ...
 
     async def close(self) -> None:

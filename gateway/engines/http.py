@@ -13,12 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.engines.streams import CONNECT_S, StreamConnection, StreamConnections
-from headgate.errors import (
-    EngineError,
-    EngineRefused,
-    EngineUnreachable,
-    NotComparable,
-)
+from headgate.errors import EngineError, EngineRefused, EngineUnreachable, NotComparable
 from headgate.http import ERRORS, Session
 from headgate.types import FinishReason
 from scheduler.policies.proof import Holding
@@ -108,31 +103,31 @@ class EngineHTTP:
     async def _request(self, method: str, path: str, **options: Any) -> bytes:
         with self._translated(path):
             async with self._control.request(method, self._base_url + path, **options) as response:
-                answer = await response.read()
+                content = await response.read()
                 if response.status >= 300:
-                    raise self._refusal(path, response.status, answer)
-                return answer
+                    raise self._refusal(path, response.status, content)
+                return content
 
     async def events(
         self, path: str, body: Any, on_new: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Post a JSON object; yields the events of the answer, until `[DONE]`.
+        """Post a JSON object, and yield the events of the response until `[DONE]`.
 
-        If the answer comes over a new connection, `on_new` is awaited before the first event. A connection does not outlive the
+        If the response comes over a new connection, `on_new` is awaited before the first event. A connection does not outlive the
         server's process, so what `on_new` finds out holds for everything that comes over it. Streams share no connection with
         anything else: one that a health check made would count as known.
         """
         with self._translated(path):
-            answer, done = await self._streams.post(path, _dump(body)), False
+            response, done = await self._streams.post(path, _dump(body)), False
             try:
-                if answer.status >= 300:
-                    raise self._refusal(path, answer.status, await answer.read_whole())
-                if on_new is not None and answer.new:
+                if response.status >= 300:
+                    raise self._refusal(path, response.status, await response.read_whole())
+                if on_new is not None and response.new:
                     await on_new()
                 rest = b""
-                while data := await answer.read():
+                while data := await response.read():
                     if len(rest) > _LONG_EVENT:
-                        data = await _until_its_end(answer, data)
+                        data = await _until_its_end(response, data)
                     *events, rest = (rest + data).split(b"\n\n")
                     for event in events:
                         if event == b"data: [DONE]":
@@ -141,10 +136,10 @@ class EngineHTTP:
                         if event.startswith(b"data: "):
                             yield orjson.loads(event[6:])
             finally:
-                answer.leave(done=done)
+                response.leave(done=done)
 
     async def returns_ok(self, path: str, timeout_s: float) -> bool:
-        """Return true if a GET is answered with 200."""
+        """Return true if a GET is responded to with 200."""
         return await self._control.status_of(self._base_url + path, timeout_s) == 200
 
     async def close(self) -> None:
@@ -177,7 +172,7 @@ def failure(error: Mapping[str, Any]) -> EngineError:
 
 
 def _message(body: bytes) -> str:
-    """Return the message in an answer, without the JSON around it."""
+    """Return the message in a response, without the JSON around it."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -199,16 +194,16 @@ class _Translated:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, TimeoutError):
-            raise EngineUnreachable(f"{self._where}: no answer in time ({error})") from error
+            raise EngineUnreachable(f"{self._where}: no response in time ({error})") from error
         if isinstance(error, ERRORS):
             raise EngineUnreachable(f"{self._where}: {error or type(error).__name__}") from error
 
 
-async def _until_its_end(answer: StreamConnection, data: bytes) -> bytes:
-    """Return what follows in an answer, `data` first, up to the piece in which an event ends."""
+async def _until_its_end(response: StreamConnection, data: bytes) -> bytes:
+    """Return what follows in a response, `data` first, up to the piece in which an event ends."""
     parts = [data]
     while b"\n\n" not in parts[-1] and not parts[-1].startswith(b"\n"):
-        if not (more := await answer.read()):
+        if not (more := await response.read()):
             break
         parts.append(more)
     return b"".join(parts)

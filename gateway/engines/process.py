@@ -81,7 +81,7 @@ def api_of(settings: EngineSettings) -> str:
 async def launch(
     name: str, settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, port: int
 ) -> LocalProcess:
-    """Start an engine with the checkpoint in `weights` on a port of the loopback; it does not answer yet."""
+    """Start an engine with the checkpoint in `weights` on a port of the loopback; it does not respond yet."""
     argv, env = await asyncio.to_thread(command, settings, model, served_name, weights, LOOPBACK, port)
     log = settings.log.with_stem(f"{settings.log.stem}-{name}")
     return await LocalProcess.start(name, argv, log, env)
@@ -132,7 +132,7 @@ class EngineProcess:
     async def start(
         cls, name: str, settings: EngineSettings, model: ModelSettings, served_name: str, weights: str
     ) -> EngineProcess:
-        """Start an engine with the checkpoint in `weights` and waits until it answers.
+        """Start an engine with the checkpoint in `weights` and waits until it responds.
 
         Raise ChildDied, with the line of the engine's log that explains its end, or TimeoutError.
         """

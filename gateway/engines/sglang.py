@@ -2,9 +2,9 @@
 
 The server must run without `SGLANG_RETURN_ORIGINAL_LOGPROB`, so that log-probabilities are those after temperature. They are
 those before top-p, so they are the sampling distribution's only where `top_p` is 1 (the gateway flags other tokens as truncated
-in any case). A seed has an effect only with `--enable-deterministic-inference`. `--incremental-streaming-output` makes long
-answers cheaper: without it every event repeats all earlier tokens. `--tokenizer-worker-num` must be 1. A client that reaches the
-control endpoints can change the weights, so the server must listen on a loopback address or a private network.
+in any case). A seed has an effect only with `--enable-deterministic-inference`. `--incremental-streaming-output` makes
+long responses cheaper: without it every event repeats all earlier tokens. `--tokenizer-worker-num` must be 1. A client that
+reaches the control endpoints can change the weights, so the server must listen on a loopback address or a private network.
 
 Behavior of SGLang that its names do not suggest, and where they are handled:
 - `ignore_eos` switches `stop_token_ids` off too (`_body`);
@@ -156,7 +156,7 @@ class SGLangEngine(HTTPEngine):
         return Load(running, waiting, kv, sampled) if found[_FIGURES[0]] else None
 
     async def healthy(self) -> bool:
-        """Return true if the engine answers. `/health` takes a second and can take twenty."""
+        """Return true if the engine responds. `/health` takes a second and can take twenty."""
         return await (
             self._http.returns_ok("/ping", 5.0) if self._paused else self._http.returns_ok("/health", 25.0)
         )
@@ -186,7 +186,7 @@ class SGLangEngine(HTTPEngine):
 
 
 class StreamReader:
-    """Turns the events of one answer into chunks, whether each repeats what came before or not."""
+    """Turns the events of one response into chunks, whether each repeats what came before or not."""
 
     def __init__(self) -> None:
         self.finished = False

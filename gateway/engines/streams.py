@@ -1,8 +1,8 @@
-"""Connections for streams of events from one engine: HTTP/1.1, a POST at a time, its answer's body as it comes.
+"""Connections for streams of events from one engine: HTTP/1.1, a POST at a time, its response's body as it comes.
 
 Every token passes here, so the parser (`httptools`, the one of our own server) calls the connection itself: a client library's
 layers cost a short request more than its rendering. Everything else goes through aiohttp (`http.py`). Owns the connections, those
-that are idle too. A connection is used again only if its answer was read to the end.
+that are idle too. A connection is used again only if its response was read to the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ READ_BYTES = 2**20
 
 
 class StreamConnections:
-    """The connections to one engine. An answer may be silent for `silence_s`."""
+    """The connections to one engine. A response may be silent for `silence_s`."""
 
     def __init__(self, base_url: str, silence_s: float) -> None:
         self.silence_s = silence_s
@@ -35,13 +35,13 @@ class StreamConnections:
         self._heads: dict[str, bytes] = {}
 
     async def post(self, path: str, body: bytes) -> StreamConnection:
-        """Post JSON, and wait for the head of the answer. The caller must `leave` the connection.
+        """Post JSON, and wait for the head of the response. The caller must `leave` the connection.
 
         Raise OSError or TimeoutError if there is none.
         """
         connection = self._known() or await self._made()
         try:
-            await connection.ask(b"%b%d\r\n\r\n%b" % (self._head(path), len(body), body))
+            await connection.send(b"%b%d\r\n\r\n%b" % (self._head(path), len(body), body))
         except BaseException:
             connection.close()
             raise
@@ -110,13 +110,13 @@ class StreamConnections:
 
 
 class StreamConnection(asyncio.Protocol):
-    """One connection, and the answer that comes over it."""
+    """One connection, and the response that comes over it."""
 
     def __init__(self, pool: StreamConnections) -> None:
         self.new = True
         """True during its first request. A connection does not outlive the server's process."""
         self.status = 0
-        """The answer's status; 0 until its head is there."""
+        """The response's status; 0 until its head is there."""
         self.idle_since = 0.0
         self._pool = pool
         self._loop = asyncio.get_running_loop()
@@ -136,8 +136,8 @@ class StreamConnection(asyncio.Protocol):
         """True while the connection can carry a request."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, request: bytes) -> None:
-        """Send a request, and wait for the head of its answer."""
+    async def send(self, request: bytes) -> None:
+        """Send a request, and wait for the head of its response."""
         self.status, self._requested, self._whole, self._left = 0, True, False, False
         self._received_at = self._loop.time()
         self._timer = self._loop.call_later(self._pool.silence_s, self._check_silence)
@@ -147,7 +147,7 @@ class StreamConnection(asyncio.Protocol):
             await self._wait()
 
     async def read(self) -> bytes:
-        """Return what has come of the answer's body since the last time; wait if that is nothing. Empty at its end."""
+        """Return what has come of the response's body since the last time; wait if that is nothing. Empty at its end."""
         while not self._parts:
             if self._whole:
                 return b""
@@ -161,7 +161,7 @@ class StreamConnection(asyncio.Protocol):
         return data
 
     async def read_whole(self) -> bytes:
-        """Return the rest of the answer's body."""
+        """Return the rest of the response's body."""
         parts = []
         while data := await self.read():
             parts.append(data)
@@ -203,7 +203,7 @@ class StreamConnection(asyncio.Protocol):
         self.close()
 
     def _check_silence(self) -> None:
-        """One timer per request: arriving data only stores the time."""
+        """Fail a request that is silent for too long. One timer per request: arriving data only stores the time."""
         now = self._loop.time()
         if self._paused:
             self._received_at = now
@@ -234,13 +234,13 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._requested or self._whole:
-            self._fail(ConnectionError("the engine sent more than its answer"))
+            self._fail(ConnectionError("the engine sent more than its response"))
             return
         self._received_at = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(ConnectionError(f"the engine's answer is not HTTP/1.1: {error}"))
+            self._fail(ConnectionError(f"the engine's response is not HTTP/1.1: {error}"))
             return
         self._wake()
 
@@ -248,7 +248,7 @@ class StreamConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._whole:
-            self._fail(ConnectionError("the engine sent a second answer"))
+            self._fail(ConnectionError("the engine sent a second response"))
 
     def on_headers_complete(self) -> None:
         if (status := self._parser.get_status_code()) >= 200:

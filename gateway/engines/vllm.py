@@ -23,12 +23,7 @@ from gateway.engines.base import GenerateRequest, Level, Load, StepCounts, Token
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
 from gateway.engines.prometheus_text import label, samples
 from gateway.engines.vllm_images import EngineImages
-from headgate.errors import (
-    EngineError,
-    EngineReplaced,
-    EngineUnreachable,
-    NotComparable,
-)
+from headgate.errors import EngineError, EngineReplaced, EngineUnreachable, NotComparable
 from headgate.types import Sampling
 from scheduler.policies.proof import Holding
 
@@ -158,8 +153,8 @@ class VLLMEngine(HTTPEngine):
         for model in orjson.loads(await self._http.get("/v1/models"))["data"]:
             if model.get("parent"):
                 await self.unload_adapter(model["id"])
-        answer = await self._http.post("/collective_rpc", {"method": "list_loras"})
-        numbers = {int(number) for number in re.findall(r"\d+", str(orjson.loads(answer)["results"]))}
+        response = await self._http.post("/collective_rpc", {"method": "list_loras"})
+        numbers = {int(number) for number in re.findall(r"\d+", str(orjson.loads(response)["results"]))}
         for number in sorted(numbers):
             await self._http.post("/collective_rpc", {"method": "remove_lora", "args": [number]})
 
@@ -189,8 +184,8 @@ class VLLMEngine(HTTPEngine):
         """Score by one prefill with `prompt_logprobs`."""
         params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": list(ids), "sampling_params": params}
-        answer = await self._http.post(_GENERATE, body | ({"model": adapter} if adapter else {}))
-        rows = orjson.loads(answer)["prompt_logprobs"]
+        response = await self._http.post(_GENERATE, body | ({"model": adapter} if adapter else {}))
+        rows = orjson.loads(response)["prompt_logprobs"]
         return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
 
     async def prove(self, version: int, path: str, adapter: str = "") -> list[Holding]:
@@ -199,8 +194,8 @@ class VLLMEngine(HTTPEngine):
         if adapter:
             call = {"method": "headgate_prove_adapter", "args": [path]}
         try:
-            answer = await self._http.post("/collective_rpc", call)
-            found = orjson.loads(answer)["results"]
+            response = await self._http.post("/collective_rpc", call)
+            found = orjson.loads(response)["results"]
             return [Holding(one["hashes"], one["wrong"], one["missing"]) for one in found]
         except EngineUnreachable:
             raise
@@ -209,7 +204,7 @@ class VLLMEngine(HTTPEngine):
                 f"engine {self.name} cannot compare its weights", quoted=error.message
             ) from error
         except (ValueError, KeyError, TypeError) as error:
-            what = f"engine {self.name} cannot compare its weights: its answer has no comparison"
+            what = f"engine {self.name} cannot compare its weights: its response has no comparison"
             raise NotComparable(what) from error
 
     async def read_load(self) -> Load | None:

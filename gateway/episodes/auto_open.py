@@ -25,7 +25,7 @@ from gateway.episodes.conversations import opening
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation.completion import Completion
-from gateway.generation.replies import RequestKey
+from gateway.generation.request_key import RequestKey
 from gateway.render.offload import offload
 from gateway.store import episodes as statements
 from gateway.store.database import Database

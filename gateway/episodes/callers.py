@@ -1,7 +1,7 @@
 """Finds the caller of a request and the episode that it belongs to.
 
 Owns only the agents' keys; `episodes` has the episodes. Invariants: a key reaches its own episodes only, and others do not exist
-for it, however a request names them (URL, header, or an answer that it continues); an episode's key reaches that episode; an
+for it, however a request names them (URL, header, or a response that it continues); an episode's key reaches that episode; an
 agent's key (`[agents]`) reaches the episodes that its calls opened and those that were opened for it; a request that names no
 episode belongs to the one whose conversation it continues, or opens one.
 """
@@ -19,7 +19,7 @@ from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.conversations import UNKNOWN, Conversations
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.open_episode import OpenEpisode
-from gateway.generation.replies import RequestKey
+from gateway.generation.request_key import RequestKey
 from headgate.errors import NotAuthenticated, NotFound
 from headgate.keys import Keyring
 
@@ -109,7 +109,7 @@ class Callers:
             return Caller(key, episode.model, episode, agent)
         if whose := self._admin_keys.find(key):
             message = (
-                f"this is {whose}, which opens episodes: agents use the key of their episode (`api_key` in the answer to"
+                f"this is {whose}, which opens episodes: agents use the key of their episode (`api_key` in the response to"
                 " POST /admin/v1/episodes; OPENAI_API_KEY of an agent that `gateway episodes run` starts)"
             )
             raise NotAuthenticated(message, code="invalid_api_key")

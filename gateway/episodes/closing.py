@@ -60,7 +60,7 @@ class Closing:
         self._grading = grading
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        """The requests that wait for an end: answered by its commit, the start of grading or a failure, whichever is first."""
+        """The requests that wait for an end: responded by its commit, the start of grading or a failure, whichever is first."""
 
     async def close(self) -> None:
         """Stop what is underway. Episodes that are being graded are graded again after the next start."""
@@ -116,17 +116,17 @@ class Closing:
         finally:
             self.over.pop(live.id, None)
             live.ended.set()
-            self._answer(live, None)
+            self._notify(live, None)
 
     async def _step(self, live: OpenEpisode) -> None:
         """Do the work of a phase and take the next step, unless an abort has changed the phase in the meantime."""
         phase = live.ending.phase
         if phase is Phase.GRADING:
-            self._answer(live, None)
+            self._notify(live, None)
         try:
             done = await self._work(live, live.ending)
         except Exception as error:
-            self._answer(live, error)
+            self._notify(live, error)
             pause_s = (isinstance(error, Unavailable) and error.retry_after) or _PAUSE_S
             log.error(
                 "episode %s could not be closed; it stays %s, and is tried again in %g s: %s",
@@ -224,7 +224,7 @@ class Closing:
         log.error("episode %s is dropped: its grading failed; see its `why`", live.id)
         return Outcome("grading_failed", {"error": shortened(failure)})
 
-    def _answer(self, live: OpenEpisode, error: Exception | None) -> None:
+    def _notify(self, live: OpenEpisode, error: Exception | None) -> None:
         """Complete the request that ended the episode."""
         waiting = self._waiting.pop(live.id, None)
         if waiting is None or waiting.done():

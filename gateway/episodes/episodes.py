@@ -258,7 +258,7 @@ class Episodes(LedgerListener):
         """Store a reward; a final one closes the episode, with the rewards of its calls added. Raise NotFound or Conflict.
 
         Return what became of a final reward, None for another one. The same final reward again counts as a repeated request and
-        gets the same answer.
+        gets the same response.
         """
         if final and await self._was_rewarded(episode_id, reward):
             return await self._use(episode_id)

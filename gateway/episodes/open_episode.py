@@ -148,7 +148,7 @@ class OtherAttempt(Conflict):
         begun = attempt < episode.attempt
         why = "whose agent was started again" if begun else "which has not begun"
         message = (
-            f"this key is of attempt {attempt} of episode {episode.id}, {why}: {_key_of(episode.attempt)} (the answer of POST"
+            f"this key is of attempt {attempt} of episode {episode.id}, {why}: {_key_of(episode.attempt)} (the response of POST"
             f" /admin/v1/episodes/{episode.id}/restart has the number)"
         )
         super().__init__(message, code="attempt_over" if begun else "attempt_not_begun")

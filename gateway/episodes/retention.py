@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _NEEDED = {
     "group": "its group is not over, so it may still be trained",
     "checkpoint": "the batch that was trained on it may be in no checkpoint yet, so it may have to be trained again",
-    "answers": "an answer of another episode continues one of its answers",
+    "responses": "a response of another episode continues one of its responses",
     "unknown": "it is from before decisions were kept, so it is unknown whether its group is over",
 }
 _FINAL = ("group", "checkpoint")

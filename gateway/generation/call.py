@@ -16,20 +16,11 @@ from typing import Final
 import numpy as np
 
 from gateway.engines.base import TokenChunk
-from gateway.generation.call_log import (
-    LoggedCall,
-    finish_of,
-    top_of,
-)
+from gateway.generation.log_format import LoggedCall, finish_of, top_of
 from gateway.trajectories.turn import Turn
 from gateway.trajectories.turn_routes import TurnRoutes
 from headgate.routes import RouterShape
-from headgate.types import (
-    FinishReason,
-    ImageSpan,
-    Int32Array,
-    Sampling,
-)
+from headgate.types import FinishReason, ImageSpan, Int32Array, Sampling
 
 TopLogprobs = list[tuple[int, float]]
 """The likeliest token ids at one position, and their log-probabilities."""
@@ -179,7 +170,7 @@ class Call:
         self._hints = replace(self._hints, preferred="", avoid=frozenset())
         self._turn.begin_run(version)
 
-    def left(self) -> None:
+    def end_run(self) -> None:
         """End the run: the call is in no engine."""
         self._engine = ""
 

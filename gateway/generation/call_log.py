@@ -1,137 +1,144 @@
-"""Encodes a running call as a log, so that another process can continue it. Pure.
+"""The log of one running call: what another process needs to continue the call.
 
-The head is written once: the request, its sampling and its prompt. The body has 8 bytes for each token, its id and its
-log-probability, little-endian. The state has everything else about these tokens, above all the versions that may have sampled
-them.
-
-A call whose sampler has a state cannot be continued: its log only names the process that runs it, for retries.
+Owns the state of one log. Invariants: a log is written by its owner alone; an entry begins where the last written one ended.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Protocol
 
-import numpy as np
-import orjson
-
-from gateway.bus.base import Log
+from gateway.bus.base import Entry, Outcome
+from gateway.generation import log_format
+from gateway.generation.log_format import TOKEN_BYTES
 from gateway.trajectories.recorder import TurnDetails
-from gateway.trajectories.turn import Span, Turn
-from headgate.types import (
-    FinishReason,
-    ImageSpan,
-    Int32Array,
-    Sampling,
-)
-
-_FORMAT, _WITH_IMAGES = 1, 2
-"""An older build would continue a call without its images, so their logs have another format."""
-_TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
-TOKEN_BYTES = _TOKEN.itemsize
-_PACK = struct.Struct("<if").pack
-_LENGTH_BYTES = 4
-_DETAILS = [
-    field.name
-    for field in fields(TurnDetails)
-    if field.name not in ("arrived", "queued_s", "seconds", "tool_faults")
-]
-"""The logged fields of a call's details: all except for those that are meaningful only within one process, or set at the end."""
+from gateway.trajectories.turn import Turn
+from headgate.errors import Unavailable
+from headgate.types import ImageSpan, Int32Array
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedCall:
-    """The content of a call's log."""
+class LogWriter(Protocol):
+    """Writes the logs of all calls of this process: `Handover`."""
 
-    log: Log
-    request_key: str
-    prompt: Int32Array
-    """Shape (prompt tokens,)."""
-    details: TurnDetails | None
-    """None: the call cannot be continued."""
-    turn: Turn
-    refused: bool = False
-    """True for the log of a refused request whose retry is expected. It has no call."""
-    age_s: float = 0.0
-    """Seconds since a refused request arrived."""
-    images: tuple[ImageSpan, ...] = ()
-    """The images among the prompt's tokens."""
+    def mark_dirty(self, call_log: CallLog) -> bool:
+        """Schedule a call's new tokens for the log. False: nothing is logged any more."""
+        ...
+
+    async def assert_owner(self, call_log: CallLog) -> None:
+        """Check that the log is still this process's, unless its heartbeat is recent enough to be sure."""
+        ...
 
 
-def head_of(prompt: Int32Array, details: TurnDetails, images: Sequence[ImageSpan] = ()) -> bytes:
-    """Return the part of a call's log that does not change."""
-    values: dict[str, Any] = {"format": _FORMAT, "request_key": details.request_key, "details": None}
-    if images:
-        values |= {"format": _WITH_IMAGES, "images": [list(image) for image in images]}
-    ids = b""
-    if not details.used.pinned:
-        values["details"] = {name: getattr(details, name) for name in _DETAILS}
-        ids = prompt.astype("<i4").tobytes()
-    text = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + ids
+class Logged(Protocol):
+    """The part of a `Completion` that its log needs."""
+
+    def stage(self) -> None:
+        """Make what was received so far the next delivery, to log it."""
+        ...
+
+    def flush(self) -> None:
+        """Deliver what was staged."""
+        ...
+
+    async def supersede(self) -> None:
+        """End the reply here, because another process continues the call."""
+        ...
 
 
-def head_of_refused(request_key: str, age_s: float) -> bytes:
-    """Return the head of a refused request's log. Older builds read it as a call that cannot be continued.
+class CallLog:
+    """The log of one running call of this process."""
 
-    `age_s`: seconds since the request arrived.
-    """
-    values = {"format": _FORMAT, "request_key": request_key, "details": None, "refused": True, "age_s": age_s}
-    text = orjson.dumps(values)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    def __init__(
+        self,
+        writer: LogWriter,
+        place: str,
+        call: Logged,
+        turn: Turn,
+        prompt: Int32Array,
+        details: TurnDetails,
+        epoch: int,
+        images: Sequence[ImageSpan] = (),
+    ) -> None:
+        """`epoch` above 1: the call was taken over, and its log exists."""
+        self.call = call
+        self.call_id = turn.call_id
+        self.taken_over = False
+        """True once another process owns the log."""
+        self.left_to_others = False
+        """True if the log stays when the call ends, for another process to take over."""
+        self.ended = False
+        self.written_at = 0.0
+        self._writer = writer
+        self._place = place
+        self._turn = turn
+        self._prompt = prompt
+        self._images = images
+        self._details = details
+        self._epoch = epoch
+        self._exists = epoch > 1
+        self._logged = self._sent = len(turn.ids) if self._exists else 0
+
+    @property
+    def movable(self) -> bool:
+        """True if another process could continue the call."""
+        return not self._details.used.pinned
+
+    @property
+    def logged(self) -> bool:
+        """True if another process could continue the call now."""
+        return self.movable and self._exists and not self.ended
+
+    def mark_dirty(self) -> bool:
+        """Schedule new tokens for the log. False: they will not be logged, so deliver them now."""
+        if not self.movable or self.ended:
+            return False
+        return self._writer.mark_dirty(self)
+
+    async def assert_owner(self) -> None:
+        """Raise Unavailable if another process has taken the call over."""
+        if not self.taken_over:
+            await self._writer.assert_owner(self)
+        if self.taken_over:
+            raise superseded()
+
+    def end(self, delivered: bool = False) -> None:
+        """End the log: a client has the whole reply (`delivered`), or no client will get it."""
+        if not (self.ended or self.taken_over or (self.left_to_others and not delivered)):
+            self.ended = True
+            self._writer.mark_dirty(self)
+
+    def leave(self) -> None:
+        """Leave the log to another process, if that could continue the call."""
+        self.left_to_others = self.logged and not self.taken_over
+
+    def entry(self) -> Entry:
+        """Return the next entry of the log."""
+        turn = self._turn
+        if self.ended:
+            return Entry(self.call_id, self._place, self._epoch, b"", b"", 0, b"", over=True)
+        self._sent = len(turn.ids)
+        state = log_format.state_of(turn, self._details)
+        if self._exists:
+            body = log_format.body_of(turn, self._logged) if self.movable else b""
+            at = self._logged * TOKEN_BYTES if self.movable else 0
+            return Entry(self.call_id, self._place, self._epoch, b"", state, at, body)
+        head = log_format.head_of(self._prompt, self._details, self._images)
+        body = log_format.body_of(turn, 0) if self.movable else b""
+        return Entry(self.call_id, self._place, self._epoch, head, state, 0, body)
+
+    def ack(self, outcome: Outcome, now: float) -> None:
+        """Apply the outcome of the newest entry."""
+        if outcome == "written":
+            self._exists, self._logged, self.written_at = True, self._sent, now
+            self.call.flush()
+        elif outcome == "gone":
+            self._exists, self._logged = False, 0
+            self._writer.mark_dirty(self)
+        else:
+            self.taken_over = True
 
 
-def state_of(turn: Turn, details: TurnDetails) -> bytes:
-    """Return the part of a call's log that changes with every token."""
-    spans = [(span.version, span.count, span.newest) for span in turn.spans]
-    values = (len(turn.ids), spans, turn.engine, turn.pauses, turn.disputed, details.first_token_s)
-    return orjson.dumps(values)
-
-
-def body_of(turn: Turn, start: int) -> bytes:
-    """Return the tokens from index `start` on."""
-    pairs = zip(turn.ids[start:], turn.logprobs[start:], strict=True)
-    return b"".join([_PACK(token, logprob) for token, logprob in pairs])
-
-
-def read(log: Log) -> LoggedCall | None:
-    """Read a log; None if it is incomplete, or of another build."""
-    end = _LENGTH_BYTES + int.from_bytes(log.head[:_LENGTH_BYTES], "little")
-    values = orjson.loads(log.head[_LENGTH_BYTES:end])
-    if values["format"] not in (_FORMAT, _WITH_IMAGES):
-        return None
-    turn = Turn(log.call)
-    if values["details"] is None:
-        refused, age_s = values.get("refused", False), log.age_s + values.get("age_s", 0.0)
-        return LoggedCall(log, values["request_key"], np.empty(0, np.int32), None, turn, refused, age_s)
-    count, spans, turn.engine, turn.pauses, turn.disputed, first_token_s = orjson.loads(log.state)
-    if len(log.body) < count * TOKEN_BYTES or sum(span[1] for span in spans) != count:
-        return None
-    tokens = np.frombuffer(log.body, _TOKEN, count)
-    turn.ids, turn.logprobs = tokens["id"].tolist(), tokens["logprob"].tolist()
-    turn.spans = [Span(*span) for span in spans]
-    details = _details(values["details"], first_token_s)
-    prompt = np.frombuffer(log.head, "<i4", offset=end).astype(np.int32)
-    images = tuple(ImageSpan(*image) for image in values.get("images", ()))
-    return LoggedCall(log, values["request_key"], prompt, details, turn, images=images)
-
-
-def top_of(turn: Turn) -> list[list[tuple[int, float]]]:
-    """Return the alternatives to tokens of another process: the tokens themselves, since alternatives are not logged."""
-    return [[token] for token in zip(turn.ids, turn.logprobs, strict=True)]
-
-
-def finish_of(turn: Turn, sampling: Sampling) -> FinishReason | None:
-    """Return the finish reason of logged tokens that are complete; None if some are missing. The log itself has no finish
-    reason."""
-    if turn.ids and turn.ids[-1] in sampling.stop_token_ids:
-        return "stop"
-    return "length" if len(turn.ids) >= sampling.max_tokens else None
-
-
-def _details(values: dict[str, Any], first_token_s: float | None) -> TurnDetails:
-    used = values.pop("used")
-    used["logit_bias"] = {int(token): bias for token, bias in used["logit_bias"].items()}
-    return TurnDetails(**{**values, "used": Sampling(**used), "first_token_s": first_token_s})
+def superseded() -> Unavailable:
+    """Return the error for clients of a call that another process has taken over or recorded."""
+    message = "another gateway process has this call; retry to get its reply"
+    return Unavailable(message, retry_after=0.5, code="recorded_elsewhere")

@@ -16,22 +16,12 @@ from functools import partial
 
 from gateway.engines.base import GenerateRequest, LoadImage, TokenChunk, no_images
 from gateway.generation.call import Call
-from gateway.generation.call_log import LoggedCall
+from gateway.generation.log_format import LoggedCall
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
-from gateway.generation.span_attributes import (
-    ENGINE,
-    WAIT,
-    placed,
-)
+from gateway.generation.span_attributes import ENGINE, WAIT, engine_facts
 from gateway.telemetry.base import NO_TRACE, CallTrace
-from headgate.errors import (
-    EngineError,
-    EngineRefused,
-    EngineReplaced,
-    EngineUnreachable,
-    GatewayError,
-)
+from headgate.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
 from headgate.types import Grammar
 
 log = logging.getLogger(__name__)
@@ -65,7 +55,7 @@ class CallRunner:
         self._pool = pool
         self._interval = interval
         self._listener: Callable[[], None] = _no_listener
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending = False
         """True once no more tokens are needed, so that failures are ignored."""
@@ -78,12 +68,12 @@ class CallRunner:
     def start(self, listener: Callable[[], None]) -> None:
         """Start to generate; after a `stop`, continue from the last token. `listener` is called for new tokens and restarts."""
         self._ending, self._stopped_by, self._listener = False, None, listener
-        self._over.clear()
+        self._ended.clear()
         self._task = task = asyncio.create_task(self._generate(), name=f"call-{self.call.call_id}")
 
         def ended(_: asyncio.Task[None]) -> None:
             if self._task is task:
-                self._over.set()
+                self._ended.set()
 
         task.add_done_callback(ended)
 
@@ -94,12 +84,12 @@ class CallRunner:
     def finish_early(self) -> None:
         """End `wait`, because the listener needs no more tokens. The call is not retried; its run continues until `stop`."""
         self._ending = True
-        self._over.set()
+        self._ended.set()
 
     async def wait(self) -> None:
         """Wait until the call is complete, or `finish_early`. Raise the error that ended the call."""
         assert self._task is not None
-        await self._over.wait()
+        await self._ended.wait()
         if self._task.done():
             if self._stopped_by is not None:
                 raise self._stopped_by
@@ -124,12 +114,12 @@ class CallRunner:
             while self.call.finish is None and not self._ending:
                 with self.trace.step(WAIT) as step:
                     slot = await self._pool.acquire(self.call)
-                    step.note(partial(placed, slot))
+                    step.note(partial(engine_facts, slot))
                 version = slot.version
                 try:
                     try:
                         with self.trace.step(ENGINE, remote=True) as step:
-                            step.note(partial(placed, slot))
+                            step.note(partial(engine_facts, slot))
                             await self._run(slot)
                     finally:
                         self._pool.release(self.call)

@@ -20,18 +20,11 @@ from functools import partial
 from typing import Protocol
 
 from gateway.generation.call import Call
-from gateway.generation.call_log import LoggedCall
+from gateway.generation.call_log import CallLog, superseded
 from gateway.generation.call_runner import CallRunner
-from gateway.generation.handover import (
-    CallLog,
-    Handover,
-    superseded,
-)
-from gateway.generation.reply import (
-    Delivery,
-    Reply,
-    ReplyListener,
-)
+from gateway.generation.handover import Handover
+from gateway.generation.log_format import LoggedCall
+from gateway.generation.reply import Delivery, Reply, ReplyListener
 from gateway.generation.span_attributes import COMMIT, completed
 from gateway.observe.metrics import Metrics
 from gateway.render.renderer import Message
@@ -255,7 +248,7 @@ class Completion:
 
     def flush(self) -> None:
         """Deliver what was staged, unless the reply has ended or another process has taken it over."""
-        if self._staged is not None and not self.reply.over and not self._superseded:
+        if self._staged is not None and not self.reply.ended and not self._superseded:
             self.reply.deliver(self._staged)
         self._staged = None
 
@@ -267,7 +260,7 @@ class Completion:
 
     @property
     def _superseded(self) -> bool:
-        return self._call_log is not None and self._call_log.taken
+        return self._call_log is not None and self._call_log.taken_over
 
     def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
         """Return the tokens since the last delivery, and count them as delivered."""
@@ -314,7 +307,7 @@ class Completion:
         self._given_up = True
         await self._runner.stop()
         self.details.finish_reason = self.details.mask_reason = ABANDONED
-        if self._call_log is not None and (self._call_log.left or self._call_log.taken):
+        if self._call_log is not None and (self._call_log.left_to_others or self._call_log.taken_over):
             return
         try:
             await self._record(None)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Sequence
 
-from gateway.generation.call_log import LoggedCall
 from gateway.generation.handover import Handover
+from gateway.generation.log_format import LoggedCall
 
 _EXPECTED_S = 60.0
 """Seconds within which a refused request may be retried."""
@@ -43,15 +43,15 @@ class RefusedRequests:
         now = time.monotonic()
         return {n: at for n, at in self._arrived.get(place, {}).items() if self._until.get(n, now) > now}
 
-    def unanswered(
+    def unserved(
         self, expected: dict[str, float], logs: Sequence[LoggedCall], unannounced: Container[str]
     ) -> dict[str, float]:
-        """Return the refused requests that no other process has answered: they are in the bus, or `unannounced` when the bus was
+        """Return the refused requests that no other process has served: they are in the bus, or `unannounced` when the bus was
         read."""
         logged = {at.log.call for at in logs if at.refused}
         return {n: at for n, at in expected.items() if n in logged or n in unannounced}
 
-    def answered(self, place: RequestPlace, name: str) -> None:
+    def served(self, place: RequestPlace, name: str) -> None:
         """Forget a refused request that has been retried."""
         if self._arrived.get(place, {}).pop(name, None) is not None and self._handover is not None:
             self._handover.end_refused(name)

@@ -15,15 +15,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from gateway.bus.base import Bus, Entry, Log, Outcome, Process
 from gateway.config import BusSettings
-from gateway.generation import call_log as log_format
-from gateway.generation.call_log import TOKEN_BYTES, LoggedCall
+from gateway.generation import log_format
+from gateway.generation.call_log import CallLog, Logged
+from gateway.generation.log_format import LoggedCall
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
-from headgate.errors import BusUnavailable, Unavailable
+from headgate.errors import BusUnavailable
 from headgate.types import ImageSpan, Int32Array
 
 log = logging.getLogger(__name__)
@@ -36,115 +36,6 @@ _ANY_PROCESS = Process("any-process")
 """The owner of the logs of refused requests: any process may receive a retry, so each of them may end these logs."""
 _ENTRIES_PER_S = 4000
 """Bounds the time that logging takes: the more calls run, the less often each is logged."""
-
-
-class Logged(Protocol):
-    """The part of a `Completion` that its log needs."""
-
-    def stage(self) -> None:
-        """Make what was received so far the next delivery, to log it."""
-        ...
-
-    def flush(self) -> None:
-        """Deliver what was staged."""
-        ...
-
-    async def supersede(self) -> None:
-        """End the reply here, because another process continues the call."""
-        ...
-
-
-class CallLog:
-    """The log of one running call of this process."""
-
-    def __init__(
-        self,
-        handover: Handover,
-        place: str,
-        call: Logged,
-        turn: Turn,
-        prompt: Int32Array,
-        details: TurnDetails,
-        epoch: int,
-        images: Sequence[ImageSpan] = (),
-    ) -> None:
-        """`epoch` above 1: the call was taken over, and its log exists."""
-        self.call = call
-        self.call_id = turn.call_id
-        self.taken = False
-        """True once another process owns the log."""
-        self.left = False
-        """True if the log stays when the call ends, for another process to take over."""
-        self.over = False
-        self.written_at = 0.0
-        self._handover = handover
-        self._place = place
-        self._turn = turn
-        self._prompt = prompt
-        self._images = images
-        self._details = details
-        self._epoch = epoch
-        self._begun = epoch > 1
-        self._logged = self._sent = len(turn.ids) if self._begun else 0
-
-    @property
-    def movable(self) -> bool:
-        """True if another process could continue the call."""
-        return not self._details.used.pinned
-
-    @property
-    def logged(self) -> bool:
-        """True if another process could continue the call now."""
-        return self.movable and self._begun and not self.over
-
-    def mark_dirty(self) -> bool:
-        """Schedule new tokens for the log. False: they will not be logged, so deliver them now."""
-        if not self.movable or self.over:
-            return False
-        return self._handover.mark_dirty(self)
-
-    async def assert_owner(self) -> None:
-        """Raise Unavailable if another process has taken the call over."""
-        if not self.taken:
-            await self._handover.assert_owner(self)
-        if self.taken:
-            raise superseded()
-
-    def end(self, delivered: bool = False) -> None:
-        """End the log: a client has the whole reply (`delivered`), or no client will get it."""
-        if not (self.over or self.taken or (self.left and not delivered)):
-            self.over = True
-            self._handover.mark_dirty(self)
-
-    def leave(self) -> None:
-        """Leave the log to another process, if that could continue the call."""
-        self.left = self.logged and not self.taken
-
-    def entry(self) -> Entry:
-        """Return the next entry of the log."""
-        turn = self._turn
-        if self.over:
-            return Entry(self.call_id, self._place, self._epoch, b"", b"", 0, b"", over=True)
-        self._sent = len(turn.ids)
-        state = log_format.state_of(turn, self._details)
-        if self._begun:
-            body = log_format.body_of(turn, self._logged) if self.movable else b""
-            at = self._logged * TOKEN_BYTES if self.movable else 0
-            return Entry(self.call_id, self._place, self._epoch, b"", state, at, body)
-        head = log_format.head_of(self._prompt, self._details, self._images)
-        body = log_format.body_of(turn, 0) if self.movable else b""
-        return Entry(self.call_id, self._place, self._epoch, head, state, 0, body)
-
-    def ack(self, outcome: Outcome, now: float) -> None:
-        """Apply the outcome of the newest entry."""
-        if outcome == "written":
-            self._begun, self._logged, self.written_at = True, self._sent, now
-            self.call.flush()
-        elif outcome == "gone":
-            self._begun, self._logged = False, 0
-            self._handover.mark_dirty(self)
-        else:
-            self.taken = True
 
 
 class Handover:
@@ -160,7 +51,7 @@ class Handover:
         """Entries that the bus missed; they are sent with the next heartbeat."""
         self.announcing: set[str] = set()
         """Refused requests that other processes do not know of yet."""
-        self._news = asyncio.Event()
+        self._marked = asyncio.Event()
         self._writing = asyncio.Lock()
         self._alive_until = 0.0
         """The time (by the loop's clock) until which no other process takes a call from this one."""
@@ -283,7 +174,7 @@ class Handover:
         logged."""
         if self._open and call_log not in self._dirty:
             self._dirty[call_log] = None
-            self._news.set()
+            self._marked.set()
         return self._open
 
     async def assert_owner(self, call_log: CallLog) -> None:
@@ -308,9 +199,8 @@ class Handover:
                 except BusUnavailable as error:
                     if not error.stood_still:
                         raise
-                    await self._write(
-                        logs
-                    )  # other processes may have taken these calls over while this one was suspended
+                    # Other processes may have taken these calls over while this one was suspended
+                    await self._write(logs)
             except Exception as error:
                 if not isinstance(error, BusUnavailable):
                     log.exception("%d running calls could not be logged", len(logs))
@@ -327,11 +217,11 @@ class Handover:
             self._ack(call_log, outcome, began)
 
     def _ack(self, call_log: CallLog, outcome: Outcome, now: float) -> None:
-        over = call_log.over
+        ended = call_log.ended
         call_log.ack(outcome, now)
-        if (over and outcome == "written") or call_log.taken:
+        if (ended and outcome == "written") or call_log.taken_over:
             self._logs.pop(call_log.call_id, None)
-        if call_log.taken and not over:
+        if call_log.taken_over and not ended:
             log.warning("call %s: another process has taken it over", call_log.call_id)
             self._keep(asyncio.create_task(call_log.call.supersede(), name=f"supersede-{call_log.call_id}"))
 
@@ -339,9 +229,8 @@ class Handover:
         """Let calls continue while the bus is unavailable; their entries are tried again at the next heartbeat."""
         for call_log in logs:
             call_log.call.flush()
-            if (
-                call_log.over and call_log.written_at + self._settings.log_s < now
-            ):  # the bus has expired the log
+            expired = call_log.written_at + self._settings.log_s < now
+            if call_log.ended and expired:
                 self._logs.pop(call_log.call_id, None)
             else:
                 self._later[call_log] = None
@@ -354,7 +243,7 @@ class Handover:
         self._dirty |= self._later
         self._later = {}
         if self._dirty:
-            self._news.set()
+            self._marked.set()
         try:
             await self._bus.announce(self.process)
             self._alive_until = max(self._alive_until, now + self._settings.heartbeat_ttl_s)
@@ -368,8 +257,8 @@ class Handover:
 
     async def _write_forever(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._marked.wait()
+            self._marked.clear()
             entries = len(self._dirty)
             await self.flush()
             await asyncio.sleep(max(_LOG_EVERY_S, entries / _ENTRIES_PER_S))
@@ -383,12 +272,6 @@ class Handover:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("%s failed", task.get_name(), exc_info=task.exception())
-
-
-def superseded() -> Unavailable:
-    """Return the error for clients of a call that another process has taken over or recorded."""
-    message = "another gateway process has this call; retry to get its reply"
-    return Unavailable(message, retry_after=0.5, code="recorded_elsewhere")
 
 
 def _place(place: tuple[str, str]) -> str:

@@ -19,7 +19,7 @@ class Pace:
     """Measures a process's tokens per second, in windows of a second."""
 
     def __init__(self, chunks_per_s: float = _CHUNKS_PER_S) -> None:
-        self._most = chunks_per_s
+        self._max_chunks_per_s = chunks_per_s
         self._began = 0.0
         self._tokens = 0
         self._rate = 0.0
@@ -36,4 +36,4 @@ class Pace:
         """Return the tokens per chunk for a stream that begins now: at least 1. Rates older than two windows do not count."""
         if now - self._began > 2 * _WINDOW_S:
             return 1
-        return min(max(1, math.ceil(self._rate / self._most)), MOST_TOKENS)
+        return min(max(1, math.ceil(self._rate / self._max_chunks_per_s)), MOST_TOKENS)

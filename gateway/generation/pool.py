@@ -18,23 +18,9 @@ from gateway.config import QueueSettings
 from gateway.generation.call import Call
 from gateway.generation.pace import Pace
 from gateway.generation.plan_messages import CallCounts, count_calls
-from gateway.generation.slot import (
-    EngineDescription,
-    Run,
-    Slot,
-)
-from gateway.generation.slot_placer import (
-    PlacementRequest,
-    Placer,
-    SlotPlacer,
-)
-from headgate.errors import (
-    BadRequest,
-    Conflict,
-    NotFound,
-    Unavailable,
-    jittered,
-)
+from gateway.generation.slot import EngineDescription, Run, Slot
+from gateway.generation.slot_placer import PlacementRequest, Placer, SlotPlacer
+from headgate.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +194,7 @@ class EnginePool:
             if not request.found.done():
                 self._placer.submit(request)
 
-    async def until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
+    async def wait_until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
         """Wait until a condition on the slots holds, or the time is up."""
         try:
             async with asyncio.timeout(timeout_s):

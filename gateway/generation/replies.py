@@ -10,40 +10,30 @@ that may be retried. Invariants:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
-from gateway.generation.call_log import LoggedCall
 from gateway.generation.completion import Completion, Segment
 from gateway.generation.expected_retries import RefusedRequests
 from gateway.generation.handover import Handover
+from gateway.generation.log_format import LoggedCall
 from gateway.generation.reply import Reader, Reply
-from gateway.generation.retry_matching import (
-    EarlierRequest,
-    RequestState,
-    find_repeated,
-    is_answered,
-)
+from gateway.generation.request_key import RequestKey
+from gateway.generation.retry_matching import EarlierRequest, RequestState, find_repeated, is_retried
 from gateway.generation.running_calls import RunningCalls
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.store.records import CallRecord
 from gateway.trajectories.tree import TokenTree, TreePosition
-from headgate.errors import (
-    GatewayError,
-    OwnedByPeer,
-    Unavailable,
-    Unprocessable,
-)
+from headgate.errors import GatewayError, OwnedByPeer, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -51,44 +41,6 @@ _TRIES = 3
 """The number of times a retry looks for its call while other processes take it over."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
 """Codes of failures after which this process receives no retry of the same call."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestKey:
-    """Identifies a request within its episode: `name` is a hash of its idempotency key if it has one, else of its body."""
-
-    episode_id: str
-    name: str
-    body: str
-    retry: bool
-    exact: bool = False
-    """True if the request has an idempotency key, which names one request."""
-
-    @classmethod
-    def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
-        """Return the key of a request. One with an idempotency key counts as a retry: the first looks like the others."""
-        content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
-        if not idempotency_key:
-            return cls(episode_id, content, content, retries > 0)
-        key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
-        return cls(episode_id, key, content, True, True)
-
-    def choice(self, index: int) -> RequestKey:
-        """Return the key of one of the request's choices."""
-        if index == 0:
-            return self
-        name = hashlib.blake2b(f"{self.name}:{index}".encode(), digest_size=16).hexdigest()
-        return replace(self, name=name)
-
-    @property
-    def stored(self) -> str:
-        """The key as it is stored with a call; begins with the name."""
-        return self.name + self.body
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """The part that retries of one request share."""
-        return self.episode_id, self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +66,7 @@ class Claim:
     """The refused request that a new reply replaces."""
     log: LoggedCall | None = None
     """The call of a dead process, which a new reply continues; this process has taken its log over."""
-    asks_store: bool = False
+    may_be_stored: bool = False
     """True if the store may have the reply after all, because the bus may have lost the call."""
 
 
@@ -182,28 +134,30 @@ class Replies:
         earlier: list[EarlierRequest[_Source]] = []
         for _ in range(_TRIES):
             earlier = await self._earlier(request.key)
-            asks_store = request.key.exact or len(earlier) < 2
+            may_be_stored = request.key.exact or len(earlier) < 2
             found = find_repeated(earlier, exact=request.key.exact)
             if found is None:
-                return Claim(request, asks_store=asks_store)
+                return Claim(request, may_be_stored=may_be_stored)
             source = found.source
             if isinstance(source, LoggedCall) and self._is_reachable(source):
                 raise self._elsewhere(source)
             if found.state in (RequestState.REFUSED, RequestState.ELSEWHERE):
                 refused = found if found.state is RequestState.REFUSED else None
-                return Claim(request, refused=refused, asks_store=asks_store)
+                return Claim(request, refused=refused, may_be_stored=may_be_stored)
             if isinstance(source, Completion):
                 return Claim(request, source.reply.read())
             if source is None:
                 reader = await self._recorded(request, found.call_id)
                 claim = Claim(request, reader) if reader is not None else None
             else:
-                claim = await self._taken_over(request, source, asks_store=asks_store)
+                claim = await self._taken_over(request, source, may_be_stored=may_be_stored)
             if claim is not None:
                 return claim
-        return Claim(request, asks_store=request.key.exact or len(earlier) < 2)
+        return Claim(request, may_be_stored=request.key.exact or len(earlier) < 2)
 
-    async def _taken_over(self, request: _Request, logged: LoggedCall, *, asks_store: bool) -> Claim | None:
+    async def _taken_over(
+        self, request: _Request, logged: LoggedCall, *, may_be_stored: bool
+    ) -> Claim | None:
         """Take over the call of a dead process, or read its reply from the record if that process recorded it.
 
         None: another process was faster, or the reply was given up.
@@ -218,7 +172,7 @@ class Replies:
             await self._handover.drop(logged)
             raise
         if not recorded:
-            return Claim(request, log=logged, asks_store=asks_store)
+            return Claim(request, log=logged, may_be_stored=may_be_stored)
         await self._handover.drop(logged)
         reader = await self._recorded(request, call_id)
         return Claim(request, reader) if reader is not None else None
@@ -230,14 +184,14 @@ class Replies:
             completion.resume(claim.log)
         if claim.refused is not None:
             await self._replace_refused(request.key.place, claim.refused)
-        if claim.asks_store and (reader := await self._answered(request, completion)):
+        if claim.may_be_stored and (reader := await self._stored_reply(request, completion)):
             return reader
         if claim.log is not None:
             log.info("call %s continues here after %d tokens", claim.log.log.call, len(claim.log.turn.ids))
             claim.log = None  # the reply owns it now
         return self._start(request, completion)
 
-    async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
+    async def _stored_reply(self, request: _Request, completion: Completion) -> Reader | None:
         """Return the recorded reply, or None once older attempts are fenced, so that `completion` makes the reply.
 
         Queries the store, because the bus may have lost the call.
@@ -262,16 +216,16 @@ class Replies:
             unannounced = set(self._handover.announcing)
             logs = await self._handover.find(key.place)
         if self._handover is not None and logs is not None:
-            expected = self._refused.unanswered(expected, logs, unannounced)
+            expected = self._refused.unserved(expected, logs, unannounced)
             own, known = self._handover.process.id, {*here, *expected}
             there = {at.log.call: at for at in logs if at.log.call not in known and at.log.owner != own}
-        recorded, restarted = await self._database.read(partial(_answers, key=key))
+        recorded, restarted = await self._database.read(partial(_recorded_calls, key=key))
         for stored in (
             *(c.details.request_key for c in here.values()),
             *(logged.request_key for logged in there.values()),
             *(call["request_key"] for call in recorded),
         ):
-            _check(key, stored)
+            key.check(stored)
         ids = [call["id"] for call in recorded]
         found: list[EarlierRequest[_Source]] = [
             EarlierRequest(name, RequestState.REFUSED, None, arrived) for name, arrived in expected.items()
@@ -280,7 +234,7 @@ class Replies:
         found += [self._state_elsewhere(at, at.log.call in ids, looked) for at in there.values()]
         known = here.keys() | there.keys()
         found += [EarlierRequest(name, RequestState.RECORDED, None) for name in ids if name not in known]
-        return [at for at in found if not (restarted and is_answered(at, *restarted, now=time.monotonic()))]
+        return [at for at in found if not (restarted and is_retried(at, *restarted, now=time.monotonic()))]
 
     def _state_here(self, completion: Completion) -> EarlierRequest[_Source] | None:
         """Return the state of a request of this process. None: another process has the call, or a retry has replaced it."""
@@ -325,7 +279,7 @@ class Replies:
         elif request.source is not None:
             self._replaced.add(request.call_id)
         else:
-            self._refused.answered(place, request.call_id)
+            self._refused.served(place, request.call_id)
 
     async def close(self) -> None:
         """End every reply. Calls that are logged in the bus are left to other processes; the tokens of others are recorded."""
@@ -369,11 +323,11 @@ class Replies:
         key = request.key
 
         def read(connection: Connection) -> tuple[CallRecord, TokenTree] | None:
-            calls = turns.answers(connection, key.episode_id, key.name)
+            calls = turns.calls_with_reply(connection, key.episode_id, key.name)
             call = next((call for call in calls if call_id in ("", call["id"])), None)
             if call is None:
                 return None
-            _check(key, call["request_key"])
+            key.check(call["request_key"])
             return call, TokenTree(turns.nodes(connection, call["model"], [key.episode_id])[key.episode_id])
 
         found = await self._database.read(read)
@@ -395,16 +349,12 @@ def _replay(call: CallRecord, tree: TokenTree, segment: Segment) -> Reply:
     return reply
 
 
-def _answers(connection: Connection, key: RequestKey) -> tuple[list[CallRecord], tuple[str, float] | None]:
-    """Return the recorded answers to a request, and the call that a retry of it has restarted."""
-    recorded = turns.answers(connection, key.episode_id, key.name)
+def _recorded_calls(
+    connection: Connection, key: RequestKey
+) -> tuple[list[CallRecord], tuple[str, float] | None]:
+    """Return the recorded calls with a reply to a request, and the call that a retry of it has restarted."""
+    recorded = turns.calls_with_reply(connection, key.episode_id, key.name)
     return recorded, turns.restarted(connection, key.episode_id, key.name)
-
-
-def _check(key: RequestKey, stored: str) -> None:
-    if stored != key.stored:
-        message = "this idempotency key was used for a request with another body"
-        raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
 
 
 def _is_elsewhere(failure: Exception | None) -> bool:

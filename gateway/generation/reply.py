@@ -37,7 +37,7 @@ class ReplyListener(Protocol):
 
 
 class Reply:
-    """A reply that grows until it is `over`; then either `finish_reason` or `failure` shows how it ended."""
+    """A reply that grows until it is `ended`; then either `finish_reason` or `failure` shows how it ended."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Reply:
         self.top_p = top_p
         self.log: list[Delivery] = []
         self.tool_calls: list[dict[str, Any]] = []
-        self.over = False
+        self.ended = False
         self.finish_reason = ""
         self.matched_stop = ""
         """The stop string that ended the reply; empty if none did."""
@@ -107,7 +107,7 @@ class Reply:
             self.failure = outcome
         else:
             self.finish_reason = outcome
-        self.over = True
+        self.ended = True
         self._notify()
 
     def message(self) -> Message:
@@ -142,7 +142,7 @@ class Reply:
         self.readers.discard(reader)
         self.delivered = self.delivered or delivered
         self.move()
-        if not self.readers and not self.over and self._listener is not None:
+        if not self.readers and not self.ended and self._listener is not None:
             await self._listener.no_readers()
 
     def move(self) -> None:
@@ -156,7 +156,7 @@ class Reply:
 
     def _notify(self) -> None:
         for reader in self.readers:
-            reader.news.set()
+            reader.changed.set()
 
 
 class Reader:
@@ -164,18 +164,18 @@ class Reader:
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
 
     async def leave(self, delivered: bool) -> None:
         """Remove the reader; `delivered`: its client was still connected when the last piece was sent."""
         await self.reply.leave(self, delivered)
 
-    def share_news(self, news: asyncio.Event) -> None:
+    def share(self, changed: asyncio.Event) -> None:
         """Set the event that announces new deliveries, which several readers share."""
-        self.news = news
+        self.changed = changed
 
 
-News = list[tuple[int, Delivery]]
+Deliveries = list[tuple[int, Delivery]]
 """(index of the choice, its next delivery)."""
 
 
@@ -187,13 +187,13 @@ class Choices:
         self.delivered = False
         """True once everything has been sent to a client that was still connected."""
         self._readers = readers
-        self._news = readers[0].news
+        self._changed = readers[0].changed
         for reader in readers:
-            reader.share_news(self._news)
+            reader.share(self._changed)
 
     @property
     def prompt_tokens(self) -> int:
-        """The tokens of the prompt that all replies answer."""
+        """The tokens of the prompt that all replies continue."""
         return self.replies[0].prompt_tokens
 
     @property
@@ -215,23 +215,23 @@ class Choices:
         else:
             await asyncio.gather(*(reader.leave(self.delivered) for reader in self._readers))
 
-    async def __aiter__(self) -> AsyncIterator[News]:
+    async def __aiter__(self) -> AsyncIterator[Deliveries]:
         """Yield the deliveries of every reply as they arrive, from the first. Raise the error of a failed reply."""
         known = [0] * len(self.replies)
         while True:
-            self._news.clear()
-            news: News = []
-            over, failure = True, None
+            self._changed.clear()
+            deliveries: Deliveries = []
+            ended, failure = True, None
             for index, reply in enumerate(self.replies):
                 if known[index] < len(reply.log):
-                    news += [(index, delivery) for delivery in reply.log[known[index] :]]
+                    deliveries += [(index, delivery) for delivery in reply.log[known[index] :]]
                     known[index] = len(reply.log)
-                over = over and reply.over
+                ended = ended and reply.ended
                 failure = failure or reply.failure
-            if news:
-                yield news
+            if deliveries:
+                yield deliveries
             if failure is not None:
                 raise failure
-            if over:
+            if ended:
                 return
-            await self._news.wait()
+            await self._changed.wait()

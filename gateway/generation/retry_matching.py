@@ -1,7 +1,7 @@
 """Finds the earlier request that a retry repeats. Pure.
 
 A client without an idempotency key only repeats a body. Equal bodies may be independent samples (best of n), so the body does not
-identify the repeated request; the outcomes of the earlier requests do: a client that was answered does not retry. Equal
+identify the repeated request; the outcomes of the earlier requests do: a client that has its reply does not retry. Equal
 requests are interchangeable, so each client only needs a reply of its own.
 """
 
@@ -61,7 +61,7 @@ def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> Earli
     return next((request for request in earlier if request.state is RequestState.ELSEWHERE), None)
 
 
-def is_answered(request: EarlierRequest[T], call_id: str, age_s: float, *, now: float) -> bool:
+def is_retried(request: EarlierRequest[T], call_id: str, age_s: float, *, now: float) -> bool:
     """Return true if a refused request was repeated by a retry that began the call `call_id` `age_s` ago.
 
     That call counts for every equal request which had arrived before. The process that refused one of them may not know that,

@@ -17,15 +17,15 @@ class RunningCalls(set[Completion | UpstreamCall]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._over: GatewayError | None = None
+        self._end_reason: GatewayError | None = None
 
     def add(self, call: Completion | UpstreamCall) -> None:
         """Add a call that is about to start. Raise the reason if the attempt has ended."""
-        if self._over is not None:
-            raise self._over
+        if self._end_reason is not None:
+            raise self._end_reason
         super().add(call)
 
     async def stop(self, reason: GatewayError) -> None:
         """End the attempt: stop its calls, and wait until what they sampled is recorded."""
-        self._over = reason
+        self._end_reason = reason
         await asyncio.gather(*(call.stop(reason) for call in self))

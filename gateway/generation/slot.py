@@ -161,7 +161,7 @@ class Slot:
             raise self._cut(run) from error
         finally:
             del self.runs[request.request_id]
-            call.left()
+            call.end_run()
             self._ended.set()
             await chunks.aclose()  # type: ignore[attr-defined]
 
@@ -301,7 +301,7 @@ class Slot:
         """Set the connection to the engine."""
         self.engine = engine
 
-    def own(self, process: EngineProcess) -> None:
+    def set_process(self, process: EngineProcess) -> None:
         """Set the process of an engine that this gateway has started."""
         self.process, self.engine = process, process.engine
 

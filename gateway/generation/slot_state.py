@@ -28,8 +28,8 @@ TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
 """The states that each state may follow."""
 
 
-def check_transition(engine: str, state: SlotState, reason: str, to: SlotState) -> None:
-    """Raise EngineError if an engine that is in `state`, for `reason`, cannot become `to`."""
-    if state not in TRANSITIONS[to]:
+def check_transition(engine: str, state: SlotState, reason: str, target: SlotState) -> None:
+    """Raise EngineError if an engine that is in `state`, for `reason`, cannot become `target`."""
+    if state not in TRANSITIONS[target]:
         known = f"{state} ({reason})" if reason else state
-        raise EngineError(f"{engine} cannot become {to}: it is {known}")
+        raise EngineError(f"{engine} cannot become {target}: it is {known}")

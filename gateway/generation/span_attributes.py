@@ -60,6 +60,6 @@ def completed(call: Call, details: TurnDetails, prompt_tokens: int) -> Facts:
     return facts
 
 
-def placed(slot: Slot) -> Facts:
-    """Where a call runs."""
+def engine_facts(slot: Slot) -> Facts:
+    """Return the attributes of the engine in which a call runs."""
     return {"headgate.engine": slot.name, "headgate.version": slot.version}

@@ -22,11 +22,7 @@ from gateway.generation.upstream_call import UpstreamCall
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.store.records import CallRecord
-from headgate.errors import (
-    GatewayError,
-    UpstreamFailed,
-    UpstreamTimedOut,
-)
+from headgate.errors import GatewayError, UpstreamFailed, UpstreamTimedOut
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +42,7 @@ class Upstream:
         self._settings = settings
         self._database = database
         self._running: set[UpstreamCall] = set()
-        # Relayed answers must not be compressed: their events could not be separated and sent one by one.
+        # Relayed responses must not be compressed: their events could not be separated and sent one by one.
         self._key = settings.key.get_secret_value() if settings.key is not None else ""
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if settings.key is not None:
@@ -73,7 +69,7 @@ class Upstream:
 
     @asynccontextmanager
     async def request(self, call: UpstreamCall) -> AsyncIterator[httpx.Response]:
-        """Yield the head of the upstream's answer; `read` has the rest. Raise UpstreamFailed if it does not come."""
+        """Yield the head of the upstream's response; `read` has the rest. Raise UpstreamFailed if it does not come."""
         content = orjson.dumps({**call.request, "model": self._settings.model or self.name})
         request = self._http.build_request("POST", call.api, content=content)
         self._running.add(call)
@@ -90,10 +86,10 @@ class Upstream:
             self._running.discard(call)
 
     async def read(self, call: UpstreamCall, response: httpx.Response) -> AsyncIterator[bytes]:
-        """Yield the answer's parts as they come. Raise UpstreamFailed if it breaks off."""
+        """Yield the response's parts as they come. Raise UpstreamFailed if it breaks off."""
         parts = response.aiter_bytes()
         while True:
-            with self._translated(call, f"read the answer of the upstream of {self.name}"):
+            with self._translated(call, f"read the response of the upstream of {self.name}"):
                 async with call.until_stopped():
                     part = await anext(parts, None)
             if part is None:
@@ -109,11 +105,11 @@ class Upstream:
         """Return the error for a stream that ended early without an error event."""
         call.finish("error")
         return UpstreamFailed(
-            f"the upstream of {self.name!r} ended its answer in the middle", code="upstream_broke_off"
+            f"the upstream of {self.name!r} ended its response in the middle", code="upstream_broke_off"
         )
 
     async def record(self, call: UpstreamCall) -> None:
-        """Commit the request and its answer, once."""
+        """Commit the request and its response, once."""
         if not call.claim_record():
             return
         now = time.time()

@@ -1,4 +1,4 @@
-"""A call to an upstream model: its answer so far, and how it is stopped."""
+"""A call to an upstream model: its response so far, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FinishReason = Literal["upstream", "error", "abandoned"]
 
 @dataclass(slots=True, eq=False)
 class UpstreamCall:
-    """A call to an upstream model, and its answer so far."""
+    """A call to an upstream model, and its response so far."""
 
     call_id: str
     episode_id: str
@@ -32,11 +32,11 @@ class UpstreamCall:
     _scope: asyncio.Timeout | None = None
 
     def begin(self, status: int) -> None:
-        """Record the status of the answer."""
+        """Record the status of the response."""
         self.status = status
 
     def finish(self, reason: FinishReason) -> None:
-        """Record how the answer ended."""
+        """Record how the response ended."""
         self.finish_reason = reason
 
     def claim_record(self) -> bool:
@@ -66,7 +66,7 @@ class UpstreamCall:
             self._scope = None
 
     def append(self, part: bytes) -> None:
-        """Add a part of the answer."""
+        """Add a part of the response."""
         if self.first_part_at is None:
             self.first_part_at = time.time()
         self.parts.append(part)

@@ -29,7 +29,7 @@ or a comparison that a judge decides (`reference_key`). `grading` has their regi
                    marks of the template included, abandoned turns left out,
      "final_text": the text of the last turn; empty if there is none}
 
-and answer a number: a function returns it, a URL answers `{"reward": number}`. With `{"reward": ..., "calls": {"CALL": number}}`
+and give a number: a function returns it, a URL returns `{"reward": number}`. With `{"reward": ..., "calls": {"CALL": number}}`
 they state which part of it single calls earned, and that becomes the reward of those calls. The episode's reward is the sum of
-the answers times their weights, plus what was posted on its other calls. `grading` owns the graders and repeats failed requests.
+the scores times their weights, plus what was posted on its other calls. `grading` owns the graders and repeats failed requests.
 """

@@ -17,7 +17,7 @@ class GradingFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Score:
     """The judgment of a grader about an episode."""
 
     reward: float
@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class OwnGateway:
-    """The addresses at which this gateway answers itself: for agents, and for the administrator."""
+    """The addresses at which this gateway can be called: for agents, and for the administrator."""
 
     url: str
     admin_url: str
@@ -42,18 +42,18 @@ NOWHERE = OwnGateway("", "", None)
 class Grader(Protocol):
     """Computes a number for an episode."""
 
-    async def grade(self, episode: dict[str, Any]) -> Answer:
+    async def grade(self, episode: dict[str, Any]) -> Score:
         """One try; wait its turn first. Raise GradingFailed."""
 
     async def close(self) -> None:
         """End what outlives a try."""
 
 
-def answer_of(value: Any) -> Answer:
-    """Return a number, or an object with `reward` and perhaps `calls`, as an answer. Raise ValueError."""
+def score_of(value: Any) -> Score:
+    """Return a number, or an object with `reward` and perhaps `calls`, as a score. Raise ValueError."""
     if not isinstance(value, dict):
-        return Answer(number(value))
+        return Score(number(value))
     calls = value.get("calls") or {}
     if "reward" not in value or not isinstance(calls, dict):
         raise ValueError('no object with "reward", and numbers by call in "calls"')
-    return Answer(number(value["reward"]), {str(call): number(earned) for call, earned in calls.items()})
+    return Score(number(value["reward"]), {str(call): number(earned) for call, earned in calls.items()})

@@ -1,7 +1,7 @@
 """A Python function as a grader, in worker processes.
 
 Owns the processes. Invariants: a worker grades one episode at a time; one that took too long, died or wrote anything unexpected
-is replaced at the next episode, so an answer never counts for another episode.
+is replaced at the next episode, so a response never counts for another episode.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.grading.base import Answer, GradingFailed, answer_of
+from gateway.grading.base import GradingFailed, Score, score_of
 from headgate.processes.lines import LineWorker, WorkerFailed
 
 _START_S = 300.0
@@ -39,24 +39,24 @@ class FunctionGrader:
         finally:
             self._idle.put_nowait(worker)
 
-    async def grade(self, episode: dict[str, Any]) -> Answer:
+    async def grade(self, episode: dict[str, Any]) -> Score:
         question = orjson.dumps(episode)
         worker = await self._idle.get()
         try:
             if not worker.running:
                 await self._start(worker)
             async with asyncio.timeout(self._timeout_s):
-                answer = await worker.ask(question)
+                score = await worker.ask(question)
         except TimeoutError as error:
             raise GradingFailed(f"{self._function} was not done within {self._timeout_s:g} s") from error
         except WorkerFailed as error:
             raise GradingFailed(str(error)) from error
         finally:
             self._idle.put_nowait(worker)
-        if "error" in answer:
-            raise GradingFailed(f"{self._function} raised:\n{answer['error']}")
+        if "error" in score:
+            raise GradingFailed(f"{self._function} raised:\n{score['error']}")
         try:
-            return answer_of(answer)
+            return score_of(score)
         except ValueError as error:
             raise GradingFailed(f"{self._function}: {error}") from error
 

@@ -1,6 +1,6 @@
 """All graders of the configuration, with their retries.
 
-Owns the graders. Invariant: a grade has the answers of all of the model's graders, or there is none: a partial sum would be
+Owns the graders. Invariant: a grade has the scores of all of the model's graders, or there is none: a partial sum would be
 wrong.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gateway.config import GraderSettings, RewardSettings
 from gateway.config.settings import ConfigError
-from gateway.grading.base import NOWHERE, Answer, Grader, GradingFailed, OwnGateway
+from gateway.grading.base import NOWHERE, Grader, GradingFailed, OwnGateway, Score
 from gateway.grading.episode_view import describe_episode
 from gateway.grading.function import FunctionGrader
 from gateway.render.renderer import ChatRenderer
@@ -35,7 +35,7 @@ _READS = 8
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The weighted sum, and what each grader answered."""
+    """The weighted sum, and each grader's score."""
 
     reward: float
     """The whole, `calls` included."""
@@ -96,40 +96,40 @@ class Grading:
             raise GradingFailed(f"[graders]: no grader is for the model {model!r}", final=True)
         async with self._reads:
             episode = await describe_episode(self._database, self._renderers[model], episode_id)
-        answers = await asyncio.gather(*(self._ask(name, episode) for name in names), return_exceptions=True)
-        found: dict[str, Answer] = {}
+        scores = await asyncio.gather(*(self._ask(name, episode) for name in names), return_exceptions=True)
+        found: dict[str, Score] = {}
         failures: list[str] = []
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, GradingFailed):
-                failures.append(f"{name}: {answer}")
-            elif isinstance(answer, BaseException):
-                raise answer
+        for name, score in zip(names, scores, strict=True):
+            if isinstance(score, GradingFailed):
+                failures.append(f"{name}: {score}")
+            elif isinstance(score, BaseException):
+                raise score
             else:
-                found[name] = answer
+                found[name] = score
         if failures:
             raise GradingFailed("\n".join(failures))
         return self._sum(found)
 
-    def _sum(self, answers: Mapping[str, Answer]) -> Grade:
-        components = {name: answer.reward for name, answer in answers.items()}
+    def _sum(self, scores: Mapping[str, Score]) -> Grade:
+        components = {name: score.reward for name, score in scores.items()}
         total, calls = 0.0, Counter[str]()
-        for name, answer in answers.items():
+        for name, score in scores.items():
             weight = self._settings[name].weight
-            total += weight * answer.reward
-            for call, earned in answer.calls.items():
+            total += weight * score.reward
+            for call, earned in score.calls.items():
                 calls[call] += weight * earned  # type: ignore[assignment]
         if refusal := self._rewards.refusal(total):
             raise GradingFailed(f"the weighted sum of {components}: {refusal}")
         return Grade(total, components, dict(calls))
 
-    async def _ask(self, name: str, episode: dict[str, Any]) -> Answer:
+    async def _ask(self, name: str, episode: dict[str, Any]) -> Score:
         tries, backoff_s = 1 + self._settings[name].retries, _FIRST_BACKOFF_S
         while True:
             tries -= 1
             try:
-                answer = await self._graders[name].grade(episode)
-                self._check(answer, episode)
-                return answer
+                score = await self._graders[name].grade(episode)
+                self._check(score, episode)
+                return score
             except GradingFailed as error:
                 if error.final or not tries:
                     raise
@@ -137,12 +137,12 @@ class Grading:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
-    def _check(self, answer: Answer, episode: dict[str, Any]) -> None:
+    def _check(self, score: Score, episode: dict[str, Any]) -> None:
         """Raise GradingFailed for rewards out of bounds, and for rewards of calls that the episode does not have."""
-        for reward in (answer.reward, *answer.calls.values()):
+        for reward in (score.reward, *score.calls.values()):
             if refusal := self._rewards.refusal(reward):
                 raise GradingFailed(refusal)
-        if answer.calls and (strange := answer.calls.keys() - {call["call_id"] for call in episode["calls"]}):
+        if score.calls and (strange := score.calls.keys() - {call["call_id"] for call in episode["calls"]}):
             raise GradingFailed(f"the episode has no call {min(strange)!r}")
 
     async def _start(self, name: str) -> None:

@@ -105,7 +105,7 @@ class Judge:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _reply(self, opened: EpisodeOpened, question: str) -> Any:
-        """Return the judge's answer, as the API has it."""
+        """Return the judge's response, as the API has it."""
         response = await self._http.post(
             "/v1/chat/completions",
             json={
@@ -120,13 +120,13 @@ class Judge:
             raise GatewayRefused(response.status_code, response.text[:500], None, None)
         return response.json()
 
-    def _read(self, answer: Any, read: Read) -> float:
-        """Return the judgment in an answer. Raise ValueError if it has none, or was cut short."""
+    def _read(self, response: Any, read: Read) -> float:
+        """Return the judgment in a response. Raise ValueError if it has none, or was cut short."""
         try:
-            choice = answer["choices"][0]
+            choice = response["choices"][0]
             reply: str = choice["message"].get("content") or ""
         except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"no chat completion: {str(answer)[:200]}") from error
+            raise ValueError(f"no chat completion: {str(response)[:200]}") from error
         try:
             if choice.get("finish_reason") == "length":
                 raise ValueError(f"the reply was cut after max_tokens = {self._max_tokens}")

@@ -10,7 +10,7 @@ import asyncio
 import re
 from typing import Any
 
-from gateway.grading.base import Answer, GradingFailed
+from gateway.grading.base import GradingFailed, Score
 from gateway.grading.judge import CHARACTERS, Judge
 
 _WORD = re.compile(r"\b(A|B|[Tt][Ii][Ee])\b")
@@ -40,7 +40,7 @@ class PairwiseGrader:
         self._reference_key = reference_key
         self._by = f"The better reply is the one of which this is more true: {by}\n" if by else ""
 
-    async def grade(self, episode: dict[str, Any]) -> Answer:
+    async def grade(self, episode: dict[str, Any]) -> Score:
         other = episode["metadata"].get(self._reference_key)
         if not isinstance(other, str):
             raise GradingFailed(
@@ -52,7 +52,7 @@ class PairwiseGrader:
         first, second = await asyncio.gather(
             self._first_wins(episode, text, other), self._first_wins(episode, other, text)
         )
-        return Answer((first + 1.0 - second) / 2)
+        return Score((first + 1.0 - second) / 2)
 
     async def close(self) -> None:
         await self._judge.close()

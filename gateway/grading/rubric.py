@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.grading.base import Answer, GradingFailed
+from gateway.grading.base import GradingFailed, Score
 from gateway.grading.judge import CHARACTERS, Judge
 
 _MOST = 10
@@ -42,16 +42,16 @@ class RubricGrader:
         self._criteria = [f"{number}: {text}" for number, text in enumerate(criteria.values(), 1)]
         self._each_turn = each_turn
 
-    async def grade(self, episode: dict[str, Any]) -> Answer:
+    async def grade(self, episode: dict[str, Any]) -> Score:
         turns = episode["turns"] if self._each_turn else episode["turns"][-1:]
         if not turns:
             raise GradingFailed("the episode has no turn to judge", final=True)
         scores = await asyncio.gather(*(self._score(episode, turn) for turn in turns))
         parts = [score / len(turns) for score in scores]
         if not self._each_turn:
-            return Answer(sum(parts))
+            return Score(sum(parts))
         calls = {turn["call_id"]: part for turn, part in zip(turns, parts, strict=True)}
-        return Answer(sum(parts), calls)
+        return Score(sum(parts), calls)
 
     async def close(self) -> None:
         await self._judge.close()

@@ -1,4 +1,4 @@
-"""A URL as a grader: the episode is posted there as JSON, and `{"reward": number}` is answered.
+"""A URL as a grader: the episode is posted there as JSON, and returns `{"reward": number}`.
 
 The address comes from the administrator's configuration alone, never from a request.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import orjson
 
-from gateway.grading.base import Answer, GradingFailed, answer_of
+from gateway.grading.base import GradingFailed, Score, score_of
 from headgate.json_depth import loads
 
 _TOO_MANY = 429
@@ -29,21 +29,22 @@ class UrlGrader:
             timeout=None, limits=limits, headers={"content-type": "application/json"}
         )
 
-    async def grade(self, episode: dict[str, Any]) -> Answer:
-        """Query the URL. An answer that another try would not change is final: a redirection, and every 4xx but 429."""
+    async def grade(self, episode: dict[str, Any]) -> Score:
+        """Query the URL. A response that another try would not change is final: a redirection, and every 4xx but 429."""
         content = orjson.dumps(episode)
         async with self._turns:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     response = await self._http.post(self._url, content=content)
             except TimeoutError as error:
-                raise GradingFailed(f"{self._url} did not answer within {self._timeout_s:g} s") from error
+                raise GradingFailed(f"{self._url} did not respond within {self._timeout_s:g} s") from error
             except httpx.HTTPError as error:
                 raise GradingFailed(f"{self._url}: {error!r}") from error
         if not response.is_success:
             retryable = response.is_server_error or response.status_code == _TOO_MANY
             raise GradingFailed(
-                f"{self._url} answered {response.status_code}: {response.text[:500]}", final=not retryable
+                f"{self._url} responded with {response.status_code}: {response.text[:500]}",
+                final=not retryable,
             )
         return self._reward(response)
 
@@ -51,11 +52,11 @@ class UrlGrader:
         """Close connections."""
         await self._http.aclose()
 
-    def _reward(self, response: httpx.Response) -> Answer:
+    def _reward(self, response: httpx.Response) -> Score:
         try:
-            answer = loads(response.content)
-            if not isinstance(answer, dict):
+            score = loads(response.content)
+            if not isinstance(score, dict):
                 raise ValueError('no object with "reward"')
-            return answer_of(answer)
+            return score_of(score)
         except ValueError as error:
-            raise GradingFailed(f"{self._url} answered {response.text[:200]!r}: {error}") from error
+            raise GradingFailed(f"{self._url} responded with {response.text[:200]!r}: {error}") from error

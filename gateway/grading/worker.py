@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
-from gateway.grading.base import answer_of
+from gateway.grading.base import score_of
 from headgate.processes.streams import private_streams
 
 _QUOTED = 4000
@@ -28,15 +28,15 @@ _QUOTED = 4000
 
 def main(name: str) -> int:
     """Serve until the input ends. Return the exit status."""
-    questions, answers = private_streams()
+    questions, responses = private_streams()
     try:
         function = load(name)
     except BaseException:
-        _write(answers, {"error": _last_words()})
+        _write(responses, {"error": _last_words()})
         return 1
-    _write(answers, {"ready": True})
+    _write(responses, {"ready": True})
     for line in questions:
-        _write(answers, _answer(function, line))
+        _write(responses, _score(function, line))
     return 0
 
 
@@ -51,13 +51,13 @@ def load(name: str) -> Callable[[dict[str, Any]], Any]:
     return found
 
 
-def _answer(function: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]:
+def _score(function: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]:
     try:
         value = function(json.loads(line))
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        answer = answer_of(value)
-        return {"reward": answer.reward, "calls": answer.calls}
+        score = score_of(value)
+        return {"reward": score.reward, "calls": score.calls}
     except (Exception, asyncio.CancelledError):  # what the function cancels ends this grading alone
         return {"error": _last_words()}
     finally:
@@ -68,9 +68,9 @@ def _last_words() -> str:
     return traceback.format_exc()[-_QUOTED:]
 
 
-def _write(answers: IO[bytes], answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer).encode() + b"\n")
-    answers.flush()
+def _write(responses: IO[bytes], score: dict[str, Any]) -> None:
+    responses.write(json.dumps(score).encode() + b"\n")
+    responses.flush()
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def _token(value: str | dict[str, Any]) -> AddedToken:
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """Templates in files of their own come before those in the configuration."""
+    """Return the templates: those in files of their own come before those in the configuration."""
     files = {"default": folder / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}

@@ -108,7 +108,7 @@ def _forced(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
 
 
 def _calls(renderer: ChatRenderer, tools: Sequence[Tool], many: bool, param: str = "tool_choice") -> Format:
-    """One call, or any number of them, in the family's own form."""
+    """Return the grammar of one call, or of any number of them, in the family's own form."""
     form = renderer.forced_form
     write = _WRITERS.get(form.name) if form is not None else None
     if write is None:

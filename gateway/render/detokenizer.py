@@ -57,7 +57,7 @@ class TextStream:
         if texts.independent:
             self._by_bytes(texts)
         else:
-            self._by_asking(backend)
+            self._by_decoding(backend)
 
     def _by_bytes(self, texts: TokenTexts) -> None:
         decode, of, get = _Utf8("replace").decode, texts.of, texts.known.get
@@ -78,7 +78,7 @@ class TextStream:
 
         self.step = first if texts.strip else step
 
-    def _by_asking(self, backend: Any) -> None:
+    def _by_decoding(self, backend: Any) -> None:
         stream, shown = DecodeStream(skip_special_tokens=False), 0
         ids: list[int] = []
 

@@ -48,13 +48,13 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `str` that takes words as they are and answers parts that are `Quoted`."""
+def _keeping_parts(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `str` that takes words as they are and returns parts that are `Quoted`."""
 
-    def answer(self: Quoted, *args: Any) -> Any:
+    def changed(self: Quoted, *args: Any) -> Any:
         return _parts(method(self, *(_words(arg, self.control) for arg in args)), self.control)
 
-    return answer
+    return changed
 
 
 def _words(value: Any, control: ControlTokens) -> Any:
@@ -76,4 +76,4 @@ for _name in (
     *("split", "rsplit", "splitlines", "partition", "rpartition"),
     *("strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
 ):
-    setattr(Quoted, _name, _answering(getattr(str, _name)))
+    setattr(Quoted, _name, _keeping_parts(getattr(str, _name)))

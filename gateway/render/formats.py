@@ -63,13 +63,13 @@ def json_text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which no answer can hold
+    except UnicodeEncodeError:  # half of a surrogate pair, which no response can hold
         return text.encode(errors="replace").decode() if isinstance(value, str) else json.dumps(value)
     return text
 
 
 def _calls(value: Any) -> list[ToolCall]:
-    """One call or a list of calls, as JSON has them; nothing at all if one of them is not well-formed."""
+    """Return the calls of a JSON object, or of a list of them; nothing at all if one of them is not well-formed."""
     found = []
     for call in value if isinstance(value, list) else [value]:
         name = call.get("name") if isinstance(call, dict) else None
@@ -155,7 +155,7 @@ def _mistral(text: str) -> list[ToolCall]:
 
 
 def _llama(text: str) -> list[ToolCall]:
-    """One object, or several with `;` between them."""
+    """Return the calls of one object, or of several with `;` between them."""
     body = text.removeprefix("<|python_tag|>").strip()
     calls: list[ToolCall] = []
     for value in _objects(body):

@@ -115,7 +115,7 @@ def key(name: str, length: int) -> Int32Array:
 
 
 def keyed(ids: Int32Array, images: Iterable[ImageSpan]) -> Int32Array:
-    """Token ids with each image's key in place of its placeholders."""
+    """Return token ids with each image's key in place of its placeholders."""
     found = ids
     for image in images:
         found = found.copy() if found is ids else found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -27,52 +26,16 @@ from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool
 from gateway.render.images import ImageMarks, Vision
 from gateway.render.library import of_library
 from gateway.render.messages import Systems, plain
+from gateway.render.model_folder import check_model
 from gateway.render.recorded import Marks
 from gateway.render.special_tokens import ControlTokens
 from gateway.render.template import ChatTemplate, Message, Tool
-from gateway.render.template_options import Switches, chosen, combinations
+from gateway.render.template_options import Switches, choose_switches, combinations
 from headgate.errors import BadRequest
 from headgate.json_depth import MAX_SAMPLED_DEPTH, too_deep
 from headgate.types import Int32Array
 
 __all__ = ["FAMILIES", "ChatRenderer", "Marks", "Message", "Tool", "ToolCall"]
-
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-"""A checkpoint has one of these at least."""
-
-
-def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> None:
-    """Raise ConfigError for a folder that is not a checkpoint's; reads no file.
-
-    `loaded`: an engine is going to load the model from there. An engine elsewhere needs only its tokenizer here.
-    """
-    where = f"[models.{name}]"
-    assert model.path is not None
-    if not model.path.is_dir():
-        raise ConfigError(
-            f"{where} path = {str(model.path)!r}: no such folder (relative paths are taken from the folder of the start):"
-            f" `hf download ORGANIZATION/MODEL --local-dir {model.path}` downloads a checkpoint from Hugging Face"
-        )
-    if lost := _dangling(model.path):
-        raise ConfigError(
-            f"{where} path = {str(model.path)!r}: {lost} is a link to a file that is not here, as in a snapshot of Hugging"
-            " Face's cache that was mounted alone: `hf download MODEL --local-dir FOLDER` writes the files themselves"
-        )
-    missing = "config.json" if loaded and not (model.path / "config.json").is_file() else ""
-    if not any((model.path / file).is_file() for file in _TOKENIZERS):
-        missing = "tokenizer.json"
-    if missing:
-        raise ConfigError(
-            f"{where} path = {str(model.path)!r}: this folder has no {missing}: name the folder of a checkpoint in Hugging Face's"
-            " form, with its config, tokenizer and weights"
-        )
-
-
-def _dangling(folder: Path) -> str:
-    """Return the name of a link in a folder that leads nowhere, or nothing."""
-    return next(
-        (file.name for file in sorted(folder.iterdir()) if file.is_symlink() and not file.exists()), ""
-    )
 
 
 def load_renderer(name: str, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
@@ -164,7 +127,7 @@ class ChatRenderer:
 
     def switches(self, effort: str | None, thinking: bool | None) -> Switches:
         """Return the template options for an effort and a switch of thinking, as far as the template of this model has them."""
-        return chosen(effort, thinking, self._variants)
+        return choose_switches(effort, thinking, self._variants)
 
     def switched(self, switches: Switches) -> ChatRenderer:
         """Return the renderer of prompts with switches that this one has chosen."""
@@ -172,8 +135,7 @@ class ChatRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the prompt for a reply to `messages`, with the keys of images (`render/images.py`). Raise BadRequest if the
-        template
-        refuses them."""
+        template refuses them."""
         return self._guarded(lambda: self._render(self._systems.placed(plain(messages, self._marks)), tools))
 
     def bridge(
@@ -223,7 +185,7 @@ class ChatRenderer:
         return [] if any(too_deep(call.arguments, MAX_SAMPLED_DEPTH) for call in calls) else calls
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of tokens, marks included."""
+        """Return the text of tokens, marks included."""
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def token_bytes(self, token: int) -> bytes:
@@ -240,7 +202,7 @@ class ChatRenderer:
         return self.texts.stream()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text, control tokens included and nothing added."""
+        """Return the ids of text, control tokens included and nothing added."""
         return encode(self.backend, text, False)
 
     def _render(self, messages: list[Message], tools: Sequence[Tool]) -> list[int]:

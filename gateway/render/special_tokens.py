@@ -51,7 +51,7 @@ class ControlTokens:
         """
         if not self.as_text:
             return False
-        search, normalize = self._patterns.begun.search, self._normalize
+        search, normalize = self._patterns.partial.search, self._normalize
         return any(
             search(text) is not None or (normalize is not None and search(normalize(text)) is not None)
             for text in _texts(values)
@@ -66,7 +66,7 @@ class ControlTokens:
 
     def guard_uncut(self, text: str) -> str:
         """Guard the control tokens of a text in which all others were cut, and remove the cuts."""
-        return self._patterns.whole.sub(rf"{self.guard}\g<0>", text).replace(self.cut, "")
+        return self._patterns.complete.sub(rf"{self.guard}\g<0>", text).replace(self.cut, "")
 
     def cut_up(self, text: str) -> str:
         """Cut a text so that it spells no control token, nor with what follows it; `guard_uncut` takes the cuts out."""
@@ -79,15 +79,17 @@ class ControlTokens:
     def mark(self, literal: str) -> str:
         """Guard the control tokens in a template's literal, and mark those that it only begins or ends."""
         patterns = self._patterns
-        head = 0 if patterns.whole.match(literal) else patterns.head(literal)
-        marked = patterns.begun.sub(
+        head = 0 if patterns.complete.match(literal) else patterns.head(literal)
+        marked = patterns.partial.sub(
             lambda found: (self.guard if found[0] in self.texts else self.begins) + found[0], literal[head:]
         )
         return literal[:head] + self.ends + marked if head else marked
 
     def assemble(self, rendered: str) -> str:
         """Guard the control tokens that a template put together from marked literals, if they name a role; remove the marks."""
-        return self._patterns.around.sub("", self._patterns.assembled.sub(rf"{self.guard}\g<1>", rendered))
+        return self._patterns.delimiters.sub(
+            "", self._patterns.assembled.sub(rf"{self.guard}\g<1>", rendered)
+        )
 
     def plain(self, guarded: str) -> str:
         """Return a guarded text without the guards."""
@@ -110,12 +112,12 @@ class _Patterns:
 
     def __init__(self, control: ControlTokens) -> None:
         texts = control.texts
-        any_text, begun = _pattern(texts), _pattern(texts, begun=True)
-        self.whole = re.compile(f"(?:{any_text})(?!{control.cut})")
-        self.begun = re.compile(begun)
+        any_text, partial = _pattern(texts), _pattern(texts, partial=True)
+        self.complete = re.compile(f"(?:{any_text})(?!{control.cut})")
+        self.partial = re.compile(partial)
         self.spelled = re.compile(f"(?=(?:{any_text}))(.)", re.DOTALL)
-        self.cuttable = re.compile(f"(?=(?:{begun}))(.)", re.DOTALL)
-        self.around = re.compile(f"{control.begins}|{control.ends}")
+        self.cuttable = re.compile(f"(?=(?:{partial}))(.)", re.DOTALL)
+        self.delimiters = re.compile(f"{control.begins}|{control.ends}")
         named = [text for text in texts if any(role in text for role in ROLES)]
         self.assembled = re.compile(f"{control.begins}({_pattern(named)}){control.ends}")
         self._ends = {text[i:] for text in texts for i in range(1, len(text))}
@@ -178,8 +180,8 @@ def _pieces(model: dict[str, Any]) -> Collection[str]:
     return vocabulary if isinstance(vocabulary, dict) else {piece for piece, _ in vocabulary}
 
 
-def _pattern(words: Collection[str], *, begun: bool = False) -> str:
-    """Return a regular expression that finds the longest of the words; `begun`: or the beginning of one at the end of the text.
+def _pattern(words: Collection[str], *, partial: bool = False) -> str:
+    """Return a regular expression that finds the longest of the words; `partial`: or the beginning of one at the end of the text.
 
     Words are tried letter by letter, not one after the other: vocabularies have thousands.
     """
@@ -187,19 +189,19 @@ def _pattern(words: Collection[str], *, begun: bool = False) -> str:
     for word in sorted(words):
         if word:
             rests.setdefault(word[0], set()).add(word[1:])
-    options = [re.escape(letter) + _rest(rest, begun) for letter, rest in rests.items()]
+    options = [re.escape(letter) + _rest(rest, partial) for letter, rest in rests.items()]
     if len(options) == 1:
         return options[0]
     return f"(?:{'|'.join(options)})" if options else "(?!)"
 
 
-def _rest(rest: set[str], begun: bool) -> str:
+def _rest(rest: set[str], partial: bool) -> str:
     if rest == {""}:
         return ""
-    longer = _pattern(rest, begun=begun)
+    longer = _pattern(rest, partial=partial)
     if "" in rest:
         return f"(?:{longer})?"
-    return rf"(?:{longer}|\Z)" if begun else longer
+    return rf"(?:{longer}|\Z)" if partial else longer
 
 
 def _texts(value: Any) -> Iterator[str]:

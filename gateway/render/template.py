@@ -126,7 +126,7 @@ class ChatTemplate:
             self.text(messages, [], generation=False)
         except TypeError:
             return False
-        except Exception:  # the template has no tool calls, so the answer does not matter
+        except Exception:  # the template has no tool calls, so the response does not matter
             return True
         return True
 
@@ -143,7 +143,7 @@ _TOOL: Tool = {
 
 
 def _samples() -> Iterator[list[Message]]:
-    """Conversations in which a template writes what it can write."""
+    """Return conversations in which a template writes what it can write."""
     system: Message = {"role": "system", "content": "s"}
     user: Message = {"role": "user", "content": "u"}
     greeting: Message = {"role": "assistant", "content": "a"}

@@ -34,7 +34,7 @@ class Switches:
 NONE = Switches()
 
 
-def chosen(effort: str | None, thinking: bool | None, known: Container[Switches]) -> Switches:
+def choose_switches(effort: str | None, thinking: bool | None, known: Container[Switches]) -> Switches:
     """Return the switches that a request sets and the template has. Requests can turn thinking off, but not on against
     the settings."""
     off = False if thinking is False or effort in _WITHOUT_THINKING else None

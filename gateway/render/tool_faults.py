@@ -1,7 +1,7 @@
 """Tool calls of a reply that an agent cannot run, or never gets: found once the reply is whole, if its request had tools. Pure.
 
-A model that writes calls in another form than its template's, or whose calls are cut off, is answered as if it had made none, and
-its reward does not show that. So these replies are counted, reported by a warning, and marked in the record.
+A model that writes calls in another form than its template's, or whose calls are cut off, gets a reply as if it had made none,
+and its reward does not show that. So these replies are counted, reported by a warning, and marked in the record.
 """
 
 from __future__ import annotations

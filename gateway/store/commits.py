@@ -152,16 +152,16 @@ class Committer:
 
     def _persist(self, group: Sequence[Write]) -> list[Any]:
         """Run the group until it is committed, once. Raises _Failed, with nothing committed."""
-        unanswered: tuple[int, list[Any]] | None = None
+        unconfirmed: tuple[int, list[Any]] | None = None
         waits = delays()
         while True:
             self._number += 1
             self._busy_since = time.monotonic()
             try:
-                results = self._try(group, unanswered)
+                results = self._try(group, unconfirmed)
             except _Retry as retry:
                 if retry.results is not None:
-                    unanswered = (self._number, retry.results)
+                    unconfirmed = (self._number, retry.results)
                 self._wait(retry, next(waits))
             else:
                 self._is_back()
@@ -169,8 +169,8 @@ class Committer:
             finally:
                 self._busy_since = None
 
-    def _try(self, group: Sequence[Write], unanswered: tuple[int, list[Any]] | None) -> list[Any]:
-        """One transaction. `unanswered`: the number and the results of the last try whose COMMIT got no answer."""
+    def _try(self, group: Sequence[Write], unconfirmed: tuple[int, list[Any]] | None) -> list[Any]:
+        """One transaction. `unconfirmed`: the number and the results of the last try whose COMMIT got no response."""
         results: list[Any] | None = None
         try:
             if self._connection is None:
@@ -178,9 +178,9 @@ class Committer:
             with self._connection.begin():
                 begin_writing(self._connection)
                 coordination.begin(self._connection)
-                if self._marks and not self._mark(self._connection, unanswered):
-                    assert unanswered is not None
-                    return unanswered[1]
+                if self._marks and not self._mark(self._connection, unconfirmed):
+                    assert unconfirmed is not None
+                    return unconfirmed[1]
                 with events.gathered(self._connection):
                     results = _run(self._connection, group)
         except Exception as error:
@@ -194,12 +194,12 @@ class Committer:
             raise _Failed(error, None) from error
         return results
 
-    def _mark(self, connection: Connection, unanswered: tuple[int, list[Any]] | None) -> bool:
-        """Raise this writer's number; False if the try without an answer was committed after all.
+    def _mark(self, connection: Connection, unconfirmed: tuple[int, list[Any]] | None) -> bool:
+        """Raise this writer's number; False if the try without a response was committed after all.
 
         Afterwards that one, and every one before it, will never be: they would have to change the same row.
         """
-        first = unanswered[0] if unanswered else self._number
+        first = unconfirmed[0] if unconfirmed else self._number
         values = {"id": self._id, "number": self._number, "first": first}
         return connection.execute(_MARK, values).rowcount > 0
 

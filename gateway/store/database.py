@@ -170,7 +170,7 @@ class Database:
         until = self._loop.time() + self._settings.read_wait_s
         for delay in delays():
             try:
-                answer = await self._read_in_thread(query)
+                response = await self._read_in_thread(query)
             except (DataError, OverflowError) as error:
                 raise refusal(error) from error
             except DBAPIError as error:
@@ -181,7 +181,7 @@ class Database:
                     raise self._given_up(error) from error
             else:
                 self._unread = False
-                return answer
+                return response
             await asyncio.sleep(delay)
         raise AssertionError("the delays never end")
 
@@ -197,7 +197,7 @@ class Database:
     def _given_up(self, error: Exception) -> Unavailable:
         wait_s = self._settings.read_wait_s
         log.error("a read was given up after %g s: %s", wait_s, getattr(error, "orig", error))
-        message = f"step 'read': the database did not answer for {wait_s:g} s"
+        message = f"step 'read': the database did not respond for {wait_s:g} s"
         return Unavailable(message, retry_after=5.0, code="store_down")
 
     def _read(self, query: Callable[[Connection], T]) -> T:

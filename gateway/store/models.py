@@ -171,7 +171,7 @@ class CallRow(Base):
     model: Mapped[str] = mapped_column(Words(255))
     node: Mapped[int] = mapped_column(Integer)
     request_key: Mapped[str] = mapped_column(Words(64))
-    """The key by which a retry finds the request's answer."""
+    """The key by which a retry finds the request's response."""
     api: Mapped[str] = mapped_column(Words(16))
     stream: Mapped[bool]
     requested: Mapped[dict[str, Any]] = mapped_column(JSON)
@@ -208,7 +208,7 @@ class RefusedCallRow(Base):
     """When the newest of them came, in seconds since the epoch."""
     api: Mapped[str] = mapped_column(Words(16))
     model: Mapped[str] = mapped_column(Words(255))
-    """The model that was to answer; empty if the request was refused before that was known."""
+    """The model that was to respond; empty if the request was refused before that was known."""
     status: Mapped[int] = mapped_column(Integer)
     code: Mapped[str] = mapped_column(Words(64))
     message: Mapped[str] = mapped_column(Words())
@@ -217,7 +217,7 @@ class RefusedCallRow(Base):
 
 
 class ExchangeRow(Base):
-    """A request to an upstream model and its answer, in the API's own form."""
+    """A request to an upstream model and its response, in the API's own form."""
 
     __tablename__ = "exchanges"
 
@@ -229,7 +229,7 @@ class ExchangeRow(Base):
 
 
 class RetryRow(Base):
-    """The call that answers a request whose retry was started again, while earlier calls may still run elsewhere."""
+    """The call that serves a request whose retry was started again, while earlier calls may still run elsewhere."""
 
     __tablename__ = "retries"
 
@@ -241,8 +241,8 @@ class RetryRow(Base):
     """Seconds since the epoch by the database's clock."""
 
 
-class AnswerRow(Base):
-    """An answer that its client may come back for (`store`), in the API's own form."""
+class ResponseRow(Base):
+    """A response that its client may come back for (`store`), in the API's own form."""
 
     __tablename__ = "answers"
     __table_args__ = (
@@ -254,12 +254,13 @@ class AnswerRow(Base):
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
     model: Mapped[str] = mapped_column(Words(255))
     previous: Mapped[str] = mapped_column(Words(64))
-    """The answer that this one continues; empty: none."""
+    """The response that this one continues; empty: none."""
     messages: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     """The messages that it adds to the conversation before it, in the form of chat completions, its own message last."""
     input: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     """The client's input, unchanged."""
-    answer: Mapped[dict[str, Any]] = mapped_column(JSON)
+    response: Mapped[dict[str, Any]] = mapped_column(JSON)
+    """The response; the table has its name, and this column too, from before `response` was the word."""
     created_at: Mapped[float] = mapped_column(Float)
     deleted_at: Mapped[float | None] = mapped_column(Float)
     """The time of deletion. A deleted response is not shown; responses that continue it still can be."""

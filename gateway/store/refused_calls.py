@@ -30,7 +30,7 @@ class RefusedCall:
     """When the request came, in seconds since the epoch."""
     api: str
     model: str
-    """The model that was to answer; empty if the request was refused before that was known."""
+    """The model that was to respond; empty if the request was refused before that was known."""
     status: int
     code: str
     message: str
@@ -65,7 +65,7 @@ def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
 def ended_full(connection: Connection, model: str, episode_ids: Sequence[str]) -> set[str]:
     """Return the episodes whose last call to their model was refused because the context was full."""
     full: dict[str, float] = {}
-    answered: dict[str, float] = {}
+    served: dict[str, float] = {}
     for some in portions(episode_ids):
         refused = select(RefusedCallRow.episode_id, func.max(RefusedCallRow.at)).where(
             RefusedCallRow.episode_id.in_(some),
@@ -79,5 +79,5 @@ def ended_full(connection: Connection, model: str, episode_ids: Sequence[str]) -
             CallRow.episode_id.in_(some), CallRow.model == model
         )
         rows = connection.execute(calls.group_by(CallRow.episode_id))
-        answered |= {row[0]: row[1] for row in rows}
-    return {episode_id for episode_id, at in full.items() if at > answered.get(episode_id, 0.0)}
+        served |= {row[0]: row[1] for row in rows}
+    return {episode_id for episode_id, at in full.items() if at > served.get(episode_id, 0.0)}

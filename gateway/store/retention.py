@@ -5,12 +5,12 @@ An episode is *needed*, and stays whatever its age,
 - while the batch in which it was trained is not in a checkpoint for certain: after a crash its trainer trains it again. An
   acknowledgement names the newest checkpoint, which may be that of the step before the first batch that names it, so batches from
   that one on are kept. Where the newest acknowledgement names none, nothing can be trained again from it;
-- while an answer of another episode goes on from one of its answers: that conversation would lose its beginning.
+- while a response of another episode goes on from one of its responses: that conversation would lose its beginning.
 
-Invariants: an episode is deleted whole, in one transaction, with its nodes, calls, exchanges, answers and decisions. One decision
-is left of it, `deleted`, so that its fate can still be looked up (see `forget`). The events of the ledger stay, and so do
-the records of trained batches. What is not needed once (but for the answers) is never needed again, so it does no harm if several
-processes delete concurrently.
+Invariants: an episode is deleted whole, in one transaction, with its nodes, calls, exchanges, responses and decisions. One
+decision is left of it, `deleted`, so that its fate can be looked up (see `forget`). The events of the ledger stay, and so do
+the records of trained batches. What is not needed once (but for the responses) is never needed again, so it does no harm if
+several processes delete concurrently.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sqlalchemy import Connection, delete, exists, func, literal, select, tuple_
 from gateway.store import images, tallies
 from gateway.store.columns import portions
 from gateway.store.decisions import Decision, insert_decisions
-from gateway.store.models import AnswerRow, CallRow, DecisionRow, EpisodeRow, LeaseRow
+from gateway.store.models import CallRow, DecisionRow, EpisodeRow, LeaseRow, ResponseRow
 
 Row = Mapping[str, Any]
 Fate = Literal["trained", "untrained", "eval"]
-Needed = Literal["group", "checkpoint", "answers", "unknown"]
+Needed = Literal["group", "checkpoint", "responses", "unknown"]
 """The reason why an episode stays. `unknown`: it is older than the first decisions, so its group's end is unknown."""
 
 PAGE = 100
@@ -158,7 +158,7 @@ def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
         if fate == "trained" and buffer is not None and buffer >= uncertain[row["model"]]:
             needed = "checkpoint"
         if needed is None and row["id"] in continued:
-            needed = "answers"
+            needed = "responses"
         found.append(Found(row, fate, buffer, needed, calls.get(row["id"], 0)))
     return found
 
@@ -246,14 +246,16 @@ def _calls(connection: Connection, ids: Collection[str]) -> dict[str, int]:
 
 
 def _continued(connection: Connection, ids: Collection[str]) -> set[str]:
-    """Return the episodes with answers that answers of other episodes continue."""
-    own = select(AnswerRow.id, AnswerRow.episode_id).where(AnswerRow.episode_id.in_(ids))
+    """Return the episodes with responses that responds of other episodes continue."""
+    own = select(ResponseRow.id, ResponseRow.episode_id).where(ResponseRow.episode_id.in_(ids))
     whose = {row.id: row.episode_id for row in connection.execute(own)}
     found: set[str] = set()
     # In the index's own words, or it is not used
-    goes_on = AnswerRow.previous != literal("", literal_execute=True)
+    goes_on = ResponseRow.previous != literal("", literal_execute=True)
     for some in portions(list(whose)):
-        later = select(AnswerRow.previous, AnswerRow.episode_id).where(AnswerRow.previous.in_(some), goes_on)
+        later = select(ResponseRow.previous, ResponseRow.episode_id).where(
+            ResponseRow.previous.in_(some), goes_on
+        )
         pairs = {(whose[row.previous], row.episode_id) for row in connection.execute(later)}
         found |= {episode_id for episode_id, other in pairs if other != episode_id}
     return found

@@ -46,7 +46,7 @@ _OPEN_TO = (
     .scalar_subquery()
 )
 _INSERT_CALL = insert(cast(Table, CallRow.__table__)).values(open_to=_OPEN_TO)
-_ANSWERED = union_all(
+_RECORDED_OR_RESTARTED = union_all(
     select(
         CallRow.episode_id,
         literal("").label("name"),
@@ -98,10 +98,10 @@ def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, floa
     states = {row.id: row.state for row in connection.execute(_LOCKED, parameters)}
     parameters |= {
         "calls": [call["id"] for call in calls],
-        "names": sorted({*map(_answers_to, calls)} - {""}),
+        "names": sorted({*map(_request_name, calls)} - {""}),
     }
     recorded, retries = set[str](), dict[tuple[str, str], tuple[str, float]]()
-    for row in connection.execute(_ANSWERED, parameters):
+    for row in connection.execute(_RECORDED_OR_RESTARTED, parameters):
         if row.name:
             retries[row.episode_id, row.name] = row.call_id, row.age_s
         else:
@@ -114,24 +114,24 @@ def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, floa
             raise Conflict(message, code="recorded_elsewhere")
         if states.get(episode_id) == "closed":
             raise Conflict(f"episode {episode_id} is closed", code="episode_closed")
-        other, age_s = retries.get((episode_id, _answers_to(call)), (call_id, 0.0))
+        other, age_s = retries.get((episode_id, _request_name(call)), (call_id, 0.0))
         if other != call_id and age_s <= now - arrived + RESOLUTION_S:
-            raise Conflict(f"another call answers the request of {call_id}", code="requested_again")
+            raise Conflict(f"another call serves the request of {call_id}", code="requested_again")
     insert_turns(connection, [turn for turn, _ in turns])
 
 
-def _answers_to(call: CallRecord) -> str:
-    """Return the name of the request that a call answers; empty if it answers none."""
+def _request_name(call: CallRecord) -> str:
+    """Return the name of the request that a call responses; empty if it responds none."""
     return "" if call["finish_reason"] == "abandoned" else str(call["request_key"][:NAME])
 
 
 def restart(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
-    """Make a call the new answer to a request: no earlier call will be recorded as its answer.
+    """Make a call the new response to a request: no earlier call will be recorded as its response.
 
-    False, and nothing changes, if the request has been answered. `name`: see `NAME`.
+    False, and nothing changes, if the request has been served. `name`: see `NAME`.
     """
     connection.scalar(select(EpisodeRow.id).where(EpisodeRow.id == episode_id).with_for_update())
-    if answers(connection, episode_id, name):
+    if calls_with_reply(connection, episode_id, name):
         return False
     connection.execute(delete(RetryRow).where(RetryRow.episode_id == episode_id, RetryRow.name == name))
     values = {"episode_id": episode_id, "name": name, "call_id": call_id, "at": NOW}
@@ -285,13 +285,13 @@ def forsake(connection: Connection, episode_id: str) -> int:
 
 
 def insert_exchange(connection: Connection, call: CallRecord, exchange: dict[str, Any]) -> None:
-    """Store a request to an upstream model and its answer."""
+    """Store a request to an upstream model and its response."""
     connection.execute(insert(CallRow), dict(call))
     connection.execute(insert(ExchangeRow), exchange)
 
 
 def exchange(connection: Connection, episode_id: str, call_id: str) -> dict[str, Any] | None:
-    """Return the request to an upstream model and its answer, for a call of an episode."""
+    """Return the request to an upstream model and its response, for a call of an episode."""
     query = (
         select(*ExchangeRow.__table__.c)
         .join(CallRow, CallRow.id == ExchangeRow.call_id)
@@ -301,7 +301,7 @@ def exchange(connection: Connection, episode_id: str, call_id: str) -> dict[str,
     return dict(row) if row else None
 
 
-def answers(connection: Connection, episode_id: str, key: str) -> list[CallRecord]:
+def calls_with_reply(connection: Connection, episode_id: str, key: str) -> list[CallRecord]:
     """Return the calls of an episode whose request key begins with `key`, and whose clients were given a reply; the newest
     first."""
     query = (

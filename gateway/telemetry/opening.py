@@ -19,10 +19,10 @@ def open_tracing(settings: TelemetrySettings, process: str) -> Tracing:
     return tracing
 
 
-async def collector_answers(settings: TelemetrySettings) -> bool:
+async def collector_responds(settings: TelemetrySettings) -> bool:
     """Return whether the collector of `[telemetry] endpoint` takes spans. Raise ConfigError if the SDK is not installed."""
     assert settings.endpoint is not None
-    return bool(await asyncio.to_thread(_otel().answers, settings.endpoint))
+    return bool(await asyncio.to_thread(_otel().responds, settings.endpoint))
 
 
 def _otel() -> ModuleType:

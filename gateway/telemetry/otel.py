@@ -35,7 +35,7 @@ _BATCH = 512
 """The most spans of one request to the collector, as the SDK has it."""
 
 
-def answers(endpoint: str) -> bool:
+def responds(endpoint: str) -> bool:
     """Return whether the collector accepts a request without spans. Block, for `_TIMEOUT_S` at most."""
     exporter = _exporter(endpoint)
     try:

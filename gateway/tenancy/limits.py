@@ -1,7 +1,7 @@
 """Limits of one key: concurrent calls, tokens per minute, and open episodes (`[limits]`).
 
 Owns the usage of every key in this process; each gateway process counts for itself. Invariants: a request counts from before it
-is rendered until its answer has ended, however it ends: as one call until its body is read, then as one call for each reply;
+is rendered until its response has ended, however it ends: as one call until its body is read, then as one call for each reply;
 tokens are charged once, at the end of a reply; a refused request counts for no limit.
 
 The tokens are a bucket that fills evenly. A call's tokens are unknown before it is rendered and sampled, so a call may begin
@@ -131,7 +131,7 @@ class Caller(Protocol):
 
 
 class Ticket:
-    """The calls of one request: a context manager for the time in which it is answered. `draw` may be called afterwards."""
+    """The calls of one request: a context manager for the time in which it is served. `draw` may be called afterwards."""
 
     def __init__(self, limits: Limits, holders: tuple[Holder, ...]) -> None:
         self._limits = limits
@@ -148,7 +148,7 @@ class Ticket:
             self._calls = replies
 
     def draw(self, tokens: int) -> None:
-        """Charge the tokens of a reply, prompt and answer together."""
+        """Charge the tokens of a reply, prompt and response together."""
         self._limits.draw(self._holders, tokens)
 
     def end(self) -> None:

@@ -3,8 +3,8 @@
 Only the next batch to train can be leased. A lease has a deadline and a fencing number from SQL, which grows with every lease;
 reports with an older number are refused, so two trainers can never both consume a batch. Leases are stored with their deadlines,
 so they survive a restart of the gateway. A lease ends with its `ack` or `nack`, when another consumer leases after
-its deadline, when its own consumer leases again, or when its batch is passed over. If the answer to an `ack` or `nack` was lost,
-it may be repeated, and gets the same answer.
+its deadline, when its own consumer leases again, or when its batch is passed over. If the response to an `ack` or `nack` was
+lost, it may be repeated, and gets the same response.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class _End(NamedTuple):
 
 @dataclass(slots=True)
 class _EpisodeTree:
-    """An episode's tree, and where the conversations ended that it has answered."""
+    """An episode's tree, and where the conversations ended that it has responded."""
 
     tree: TokenTree
     ends: dict[bytes, list[_End]] = field(default_factory=dict)

@@ -118,13 +118,13 @@ class Collective:
             raise ValueError(outcome["why"])
 
     async def _request(self, method: str, url: str, body: Any = None) -> dict[str, Any]:
-        async with self._http.request(method, url, json=body) as answer:
-            text = await answer.text(errors="replace")
-        if answer.status != 200:
-            raise ValueError(f"HTTP {answer.status}: {text[:500]}")
+        async with self._http.request(method, url, json=body) as response:
+            text = await response.text(errors="replace")
+        if response.status != 200:
+            raise ValueError(f"HTTP {response.status}: {text[:500]}")
         found = json.loads(text)
         if not isinstance(found, dict):
-            raise ValueError(f"its answer is not an object: {text[:500]}")
+            raise ValueError(f"its response is not an object: {text[:500]}")
         return found
 
     @asynccontextmanager

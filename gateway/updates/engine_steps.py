@@ -139,7 +139,7 @@ class EngineSteps:
             await self._attach(slot, slot.external_url, weights)
         else:
             checkpoint = self._distribution.checkpoint(weights)
-            slot.own(
+            slot.set_process(
                 await EngineProcess.start(
                     slot.name, self._settings, self._model, self._pool.model, checkpoint
                 )

@@ -1,6 +1,6 @@
 """An async client of the admin API. It owns one connection pool; close it, or use it with `async with`.
 
-Every method raises `GatewayRefused` when the gateway answers with an error, and httpx's own errors when it does not answer.
+Every method raises `GatewayRefused` when the gateway responds with an error, and httpx's own errors when it does not respond.
 Where a method takes a `model`, None is the gateway's first trained one.
 """
 
@@ -14,7 +14,8 @@ from httpx_aiohttp import AiohttpTransport
 
 from headgate.arrow import read_stream
 from headgate.client.events import EventStream
-from headgate.client.refusal import GatewayRefused, answered, refusal
+from headgate.client.refusal import GatewayRefused, body_of, refusal
+from headgate.http import responds
 from headgate.types import (
     AS_REQUESTED,
     EpisodeMode,
@@ -90,10 +91,12 @@ class GatewayClient:
             **({"sampling": given} if (given := sampling.stored()) else {}),
         }
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
-        answer = await self._json(
+        response = await self._json(
             "POST", "/episodes", json=body, params={"wait": wait_s}, wait_s=wait_s, headers=headers
         )
-        return EpisodeOpened(answer["episode_id"], answer["api_key"], answer["base_url"], answer["version"])
+        return EpisodeOpened(
+            response["episode_id"], response["api_key"], response["base_url"], response["version"]
+        )
 
     async def reward(
         self,
@@ -104,8 +107,8 @@ class GatewayClient:
     ) -> dict[str, Any]:
         """Post a reward; a final one closes the episode, with what was posted on its calls added.
 
-        The answer to a final one has `accepted`, whether the reward counts, with the `reason`; `trainable_tokens`, the number of
-        tokens that a trainer can train; and a `notice` of what to do if either is not so.
+        The response to a final one has `accepted`, whether the reward counts, with the `reason`; `trainable_tokens`, the number
+        of tokens that a trainer can train; and a `notice` of what to do if either is not so.
         """
         body = {"reward": reward, "components": components, "final": final}
         return await self._json("POST", f"/episodes/{episode_id}/reward", json=body)
@@ -147,7 +150,7 @@ class GatewayClient:
         return await self._json("GET", f"/episodes/{episode_id}/trajectory", params=_model_query(model))
 
     async def exchange(self, episode_id: str, call_id: str) -> dict[str, Any]:
-        """Return the request to an upstream model and its answer."""
+        """Return the request to an upstream model and its response."""
         return await self._json("GET", f"/episodes/{episode_id}/calls/{call_id}/exchange")
 
     async def not_ready(self) -> str:
@@ -160,11 +163,8 @@ class GatewayClient:
         return refusal(response).message if response.status_code == _UNAVAILABLE else ""
 
     async def is_ready(self) -> bool:
-        """Return True if a call would be served now; False also if nothing answers at the URL."""
-        try:
-            return (await self._http.get("/readyz")).is_success
-        except httpx.TransportError:
-            return False
+        """Return True if a call would be served now; False also if nothing responds at the URL."""
+        return await responds(f"{self.url}/readyz")
 
     async def image(self, name: str) -> bytes:
         """Return the file of an image that a stored episode has, by its hash (SHA-256, hexadecimal)."""
@@ -233,8 +233,8 @@ class GatewayClient:
     ) -> dict[str, Any]:
         """Publish a version, in directory `path` or at the server `url` (see docs/topics/weights.md).
 
-        The gateway checks the manifest before it answers, then updates its engines. It answers once the engines run the
-        version, or after `wait_s`. The answer's `state` is `updating`, `live` or `failed`.
+        The gateway checks the manifest before it responds, then updates its engines. It responds once the engines run the
+        version, or after `wait_s`. The response's `state` is `updating`, `live` or `failed`.
         `skip_batches`: accept a number above the next one, and lose the batches of the numbers between.
         """
         body: dict[str, Any] = {"version": version, "path": path, "url": url, "model": model}
@@ -317,8 +317,8 @@ class GatewayClient:
     async def claim(self, node: str, wait_s: float = 0.0, model: str | None = None) -> dict[str, Any]:
         """Claim a node for a trainer, or renew the claim. Wait up to `wait_s` for the node.
 
-        The answer's `role` is `train` once the trainer has the node. The claim lapses unless it is renewed within the
-        answer's `claim_s` seconds.
+        The response's `role` is `train` once the trainer has the node. The claim lapses unless it is renewed within the
+        response's `claim_s` seconds.
         """
         body = {"model": model, "wait_s": wait_s}
         return await self._json("POST", f"/nodes/{node}/claim", json=body, wait_s=wait_s)
@@ -388,7 +388,7 @@ class GatewayClient:
     # Requests
 
     async def _json(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> dict[str, Any]:
-        return answered(await self._send(method, path, wait_s, **kwargs))
+        return body_of(await self._send(method, path, wait_s, **kwargs))
 
     async def _send(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> httpx.Response:
         timeout = httpx.Timeout(self._timeout_s + wait_s)

@@ -8,7 +8,7 @@ Three kinds, one Protocol (`Agent`):
 An agent whose episodes are graded by the gateway (`[graders]`) comes back with None.
 
 Owns the processes of the agents. Invariants: each leads a process group of its own, and when a call ends, however it ends,
-nothing of the group is left (of a worker: unless it answered and waits for its next task); output that is kept is bounded;
+nothing of the group is left (of a worker: unless it responded and waits for its next task); output that is kept is bounded;
 a reward is a finite number.
 """
 
@@ -151,10 +151,10 @@ def _stated(value: Any) -> float:
         raise AgentCrashed(str(error)) from error
 
 
-def _crash_of(answer: dict[str, Any], who: str) -> AgentCrashed:
+def _crash_of(response: dict[str, Any], who: str) -> AgentCrashed:
     """Return the error of an agent that reports `{"error": "...", "reason": "..."}`."""
-    reason = str(answer.get("reason") or AGENT_FAILED)[:_REASON_LENGTH]
-    return AgentCrashed(f"{who}: {str(answer['error'])[:2000]}", reason)
+    reason = str(response.get("reason") or AGENT_FAILED)[:_REASON_LENGTH]
+    return AgentCrashed(f"{who}: {str(response['error'])[:2000]}", reason)
 
 
 def overrun(step: str, limit_s: float, stderr: str = "") -> AgentCrashed:
@@ -181,10 +181,10 @@ class FunctionAgent:
     async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
         work = partial(self._function, task.data, base_url, api_key)
         try:
-            answer = await run_foreign(work, "agent-function", limit_s=self._timeout_s, children=True)
+            response = await run_foreign(work, "agent-function", limit_s=self._timeout_s, children=True)
         except Overran as error:
             raise overrun("run the agent function", self._timeout_s) from error
-        return reward_of(answer)
+        return reward_of(response)
 
     async def close(self) -> None:
         """Nothing outlives a call."""
@@ -367,16 +367,16 @@ class WorkerAgent:
             async with asyncio.timeout(self._timeout_s):
                 if not worker.running:
                     await worker.start()
-                answer = await worker.ask(question)
+                response = await worker.ask(question)
         except TimeoutError as error:
             raise overrun("wait for an agent worker", self._timeout_s) from error
         except WorkerFailed as error:
             raise AgentCrashed(str(error)) from error
         finally:
             self._idle.put_nowait(worker)
-        if "error" in answer:
-            raise _crash_of(answer, "an agent worker reports")
-        return reward_of(answer)
+        if "error" in response:
+            raise _crash_of(response, "an agent worker reports")
+        return reward_of(response)
 
     async def close(self) -> None:
         """Kill the workers."""

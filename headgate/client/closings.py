@@ -1,7 +1,7 @@
 """Episodes that the gateway closes by itself while their agents run: deadlines, groups that it drops, administrators.
 
 Owns one stream of events, from before the first episode is opened. Invariants: a closing is reported however often the stream
-breaks, because each stream goes on after the one before; a gateway that stops answering is noticed while all agents run, because
+breaks, because each stream goes on after the one before; a gateway that stops responding is noticed while all agents run, because
 the stream breaks.
 """
 
@@ -34,7 +34,7 @@ class Closings:
         self._watched: dict[str, asyncio.Future[None]] = {}
 
     async def begin(self) -> None:
-        """Note where the stream is now. Raise GatewayRefused, and httpx's errors if the gateway does not answer."""
+        """Note where the stream is now. Raise GatewayRefused, and httpx's errors if the gateway does not respond."""
         stream = self._client.events(kinds=[_CLOSED], model=self._model, wait_s=0.0)
         async for _ in stream:
             pass
@@ -63,7 +63,7 @@ class Closings:
             await asyncio.sleep(_PAUSE_S)
 
     async def _follow(self) -> None:
-        """Read a stream until it ends. After one that broke, retry until the gateway answers."""
+        """Read a stream until it ends. After one that broke, retry until the gateway responds."""
         try:
             await self._read(None)
         except httpx.TransportError:

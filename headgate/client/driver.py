@@ -29,7 +29,7 @@ from headgate.client.foreign import RanIntoCancel, run_foreign
 from headgate.client.opening import STOP_GRACE_S, Kind, Opening
 from headgate.client.order import Passes, TaskOrder
 from headgate.client.outcomes import Crash, EpisodeEnded, EpisodeOutcome, closed
-from headgate.client.refusal import NotAGateway, unanswered
+from headgate.client.refusal import NotAGateway, no_gateway
 from headgate.client.retry import GatewayUnreachable, RetryPolicy, Stopped, sleep_or_stop
 from headgate.client.waits import Waits
 from headgate.end_reasons import INTERRUPTED
@@ -64,7 +64,7 @@ class EpisodeRunner:
     what is left of them once it has `group_size` rewards.
     `retries`: how often a crashed agent is started again, in the same episode; what it did before is not trained.
     `open_wait_s`: how long one request waits in the gateway for a slot, before it comes again. `unreachable_s`: how long a
-    gateway may give no answer before the run fails. `on_outcome` is called at the end of every episode; what it raises ends the
+    gateway may give no response before the run fails. `on_outcome` is called at the end of every episode; what it raises ends the
     run. `on_wait` is called with what most episodes wait for, when that changes; empty: for nothing.
     `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
     episodes are about; the gateway's first, if none is named. `sampling`: of evaluation episodes, in place of what
@@ -181,13 +181,13 @@ class EpisodeRunner:
             raise
 
     async def _find_gateway(self) -> None:
-        """Fail immediately where no gateway answers: retries are for one that has answered before. Raise
+        """Fail immediately where no gateway responds: retries are for one that has responded before. Raise
         GatewayUnreachable and NotAGateway."""
         try:
-            with self._waits.slow(f"an answer of the gateway at {self._client.url}"):
+            with self._waits.slow(f"a response of the gateway at {self._client.url}"):
                 await self._closings.begin()
         except httpx.TransportError as error:
-            raise GatewayUnreachable(unanswered(self._client.url, error)) from error
+            raise GatewayUnreachable(no_gateway(self._client.url, error)) from error
         except NotAGateway:
             raise
         except GatewayRefused:
@@ -304,7 +304,7 @@ class EpisodeRunner:
             self._closings.forget(opened.episode_id)
 
     async def _leave(self, episode_id: str) -> None:
-        """Abandon an episode of a run that ends, so that its slot is free, unless the gateway does not answer."""
+        """Abandon an episode of a run that ends, so that its slot is free, unless the gateway does not respond."""
         with suppress(GatewayRefused, httpx.TransportError, TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
                 await self._client.abandon(episode_id, DRIVER_STOPPED if self._stopped else INTERRUPTED)
@@ -330,14 +330,14 @@ class EpisodeRunner:
 
         try:
             await self._reward_calls(episode_id, reward)
-            answer = await self._retry.call(f"reward episode {episode_id}", request)
+            response = await self._retry.call(f"reward episode {episode_id}", request)
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._gateway_end(episode_id)
             return await self._give_up(episode_id, REWARD_REFUSED, f"reward: {refused}")
-        if not answer["accepted"]:
-            return closed(answer["reason"], answer["notice"])
-        return EpisodeEnded(reward, notice=answer["notice"])
+        if not response["accepted"]:
+            return closed(response["reason"], response["notice"])
+        return EpisodeEnded(reward, notice=response["notice"])
 
     async def _reward_calls(self, episode_id: str, reward: Reward) -> None:
         for call_id, earned in reward.calls.items():
@@ -369,13 +369,13 @@ class EpisodeRunner:
         try:
             while state == "grading":
                 with self._waits.slow("graders to compute rewards"):
-                    answer = await self._retry.call(f"close episode {episode_id}", request)
-                state = answer["state"]
+                    response = await self._retry.call(f"close episode {episode_id}", request)
+                state = response["state"]
         except GatewayRefused as refused:
             return await self._give_up(episode_id, NO_REWARD, f"close: {refused}")
-        if answer["reason"] == "rewarded":
-            return EpisodeEnded(Reward(answer["reward"], answer["components"] or {}))
-        return closed(answer["reason"], answer["error"])
+        if response["reason"] == "rewarded":
+            return EpisodeEnded(Reward(response["reward"], response["components"] or {}))
+        return closed(response["reason"], response["error"])
 
     async def _gateway_end(self, episode_id: str, error: str | None = None) -> EpisodeEnded:
         """Return how the gateway ended an episode by itself."""

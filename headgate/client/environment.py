@@ -1,7 +1,7 @@
 """A third-party environment as an agent of the driver: it lives in a process of its own, with many concurrent episodes.
 
 Owns that process (`headgate.environments.worker`). Invariants: a process that ended fails the episodes that were played in it,
-and is started again by the next; an answer never counts for another question.
+and is started again by the next; a response never counts for another question.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class EnvironmentAgent:
         """Return the tasks of a split, at most `limit`. Raise ValueError if the environment cannot be loaded, or has none."""
         wanted = {"split": split, "limit": limit}
         try:
-            found = [answer["task"] async for answer in self._ask({"tasks": wanted}) if "task" in answer]
+            found = [
+                response["task"] async for response in self._ask({"tasks": wanted}) if "task" in response
+            ]
         except AgentCrashed as error:
             raise ValueError(str(error)) from error
         if not found:
@@ -86,11 +88,11 @@ class EnvironmentAgent:
         question = {"play": task.data, "base_url": base_url, "api_key": api_key}
         try:
             async with asyncio.timeout(self._timeout_s):
-                async for answer in self._ask(question):
-                    return reward_of({key: value for key, value in answer.items() if key != "id"})
+                async for response in self._ask(question):
+                    return reward_of({key: value for key, value in response.items() if key != "id"})
         except TimeoutError as error:
             raise overrun(f"play an episode of {self._name}", self._timeout_s) from error
-        raise AgentCrashed(f"{self._name} did not answer")
+        raise AgentCrashed(f"{self._name} did not respond")
 
     async def close(self) -> None:
         """Kill the process."""
@@ -100,25 +102,25 @@ class EnvironmentAgent:
         await self._worker.end()
 
     async def _ask(self, question: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the answers to a question, up to its end. Raise AgentCrashed; who stops listening cancels the question."""
+        """Yield the responses to a question, up to its end. Raise AgentCrashed; who stops listening cancels the question."""
         await self._start()
         number = next(self._numbers)
-        answers = self._pending[number] = asyncio.Queue()
-        answer: dict[str, Any] = {}
+        responses = self._pending[number] = asyncio.Queue()
+        response: dict[str, Any] = {}
         try:
             await self._worker.send(json.dumps({"id": number, **question}).encode())
             while True:
-                answer = await answers.get()
-                if not answer:
+                response = await responses.get()
+                if not response:
                     raise AgentCrashed(self._ended, "environment_failed")
-                if "error" in answer:
-                    raise AgentCrashed(str(answer["error"]), answer.get("reason", "environment_failed"))
-                if "end" in answer:
+                if "error" in response:
+                    raise AgentCrashed(str(response["error"]), response.get("reason", "environment_failed"))
+                if "end" in response:
                     return
-                yield answer
+                yield response
         finally:
             del self._pending[number]
-            if self._worker.running and not {"error", "end", "reward"} & answer.keys():
+            if self._worker.running and not {"error", "end", "reward"} & response.keys():
                 await self._worker.send(json.dumps({"id": number, "cancel": True}).encode())
 
     async def _start(self) -> None:
@@ -146,9 +148,9 @@ class EnvironmentAgent:
         """Deliver every reply to its request; ends with the process."""
         try:
             while True:
-                answer = await self._worker.listen()
-                if (pending := self._pending.get(answer.get("id", 0))) is not None:
-                    pending.put_nowait(answer)
+                response = await self._worker.listen()
+                if (pending := self._pending.get(response.get("id", 0))) is not None:
+                    pending.put_nowait(response)
         except WorkerFailed as error:
             self._ended = str(error)
         finally:

@@ -126,12 +126,12 @@ class MatchMaker:
         except Overran as error:
             raise overrun("play a match", self._timeout_s) from error
 
-    def _rewards(self, answer: Mapping[str, Any]) -> dict[str, Reward | None]:
-        if not isinstance(answer, Mapping) or {*answer} != {*self._players}:
+    def _rewards(self, response: Mapping[str, Any]) -> dict[str, Reward | None]:
+        if not isinstance(response, Mapping) or {*response} != {*self._players}:
             raise AgentCrashed(
-                f"a match returns a reward for each of {', '.join(self._players)}, not {str(answer)[:200]}"
+                f"a match returns a reward for each of {', '.join(self._players)}, not {str(response)[:200]}"
             )
-        return {player: reward_of(answer[player]) for player in self._players}
+        return {player: reward_of(response[player]) for player in self._players}
 
 
 class PlayerAgent:

@@ -1,4 +1,4 @@
-"""How the gateway refuses a request of its admin API, or does not answer it."""
+"""How the gateway refuses a request of its admin API, or does not serve it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LASTING = frozenset({"ledger_broken", "store_down"})
 
 
 class GatewayRefused(Exception):
-    """The gateway answered with an error."""
+    """The gateway responded with an error."""
 
     def __init__(self, status: int, message: str, code: str | None, retry_after: float | None) -> None:
         super().__init__(f"{status}: {message}")
@@ -27,31 +27,31 @@ class GatewayRefused(Exception):
 
 
 class NotAGateway(GatewayRefused):
-    """Something else answered in place of a gateway, such as a web server."""
+    """Something else responded in place of a gateway, such as a web server."""
 
     def __init__(self, response: httpx.Response) -> None:
         root = response.url.copy_with(raw_path=b"/")
         kind = response.headers.get("content-type", "").partition(";")[0] or "no content type"
-        message = f"{root} is not a headgate gateway: it answered {response.status_code} with {kind}"
+        message = f"{root} is not a headgate gateway: it responded with {response.status_code} with {kind}"
         super().__init__(response.status_code, message, None, None)
 
     def __str__(self) -> str:
         return self.message
 
 
-def answered(response: httpx.Response) -> dict[str, Any]:
-    """Return the object that the gateway answered. Raise NotAGateway."""
+def body_of(response: httpx.Response) -> dict[str, Any]:
+    """Return the object in a response of the gateway. Raise NotAGateway."""
     try:
-        answer = response.json()
+        body = response.json()
     except ValueError:
         raise NotAGateway(response) from None
-    if not isinstance(answer, dict):
+    if not isinstance(body, dict):
         raise NotAGateway(response)
-    return answer
+    return body
 
 
 def refusal(response: httpx.Response) -> GatewayRefused:
-    """Read an error that the gateway answered."""
+    """Read an error in a response of the gateway."""
     try:
         error = response.json()["error"]
         message, code = error["message"], error["code"]
@@ -66,6 +66,6 @@ def cause_of(error: httpx.TransportError) -> str:
     return str(error).partition(" ssl:")[0] or type(error).__name__
 
 
-def unanswered(url: str, error: httpx.TransportError) -> str:
-    """Return why no gateway answers at a URL, and what to do about it."""
-    return f"no gateway answers at {url} ({cause_of(error)}): start one, or name its URL with --gateway or HEADGATE_GATEWAY"
+def no_gateway(url: str, error: httpx.TransportError) -> str:
+    """Return why no gateway responds at a URL, and what to do about it."""
+    return f"no gateway responds at {url} ({cause_of(error)}): start one, or name its URL with --gateway or HEADGATE_GATEWAY"

@@ -1,7 +1,7 @@
-"""Retries of requests to a gateway: while it has no room, and while it does not answer for a moment.
+"""Retries of requests to a gateway: while it has no room, and while it does not respond for a moment.
 
 Owns the report of an outage: one for all requests of a run, with the gateway's URL and its duration. Invariant: a request
-fails after `unreachable_s` without an answer.
+fails after `unreachable_s` without a response.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLOCK_S = 0.01
 
 
 class GatewayUnreachable(Exception):
-    """The gateway gave no answer for too long; the message names its URL and the step."""
+    """The gateway gave no response for too long; the message names its URL and the step."""
 
 
 class Stopped(Exception):
@@ -38,7 +38,7 @@ class Stopped(Exception):
 
 
 class RetryPolicy:
-    """Repeats requests to the gateway at `url`, limits the time without an answer, and reports it to `waits`."""
+    """Repeats requests to the gateway at `url`, limits the time without a response, and reports it to `waits`."""
 
     def __init__(self, url: str, unreachable_s: float, waits: Waits) -> None:
         self._url = url
@@ -46,7 +46,7 @@ class RetryPolicy:
         self._waits = waits
         self._jitter = random.Random()
         self._outages: dict[object, float] = {}
-        """When each request that has no answer failed first."""
+        """When each request that has no response failed first."""
 
     async def call(
         self,
@@ -85,7 +85,7 @@ class RetryPolicy:
         while True:
             stopped = stop is not None and stop.is_set()
             try:
-                with self._waits.slow(f"the gateway at {self._url} to answer (step '{step}')", slow_s):
+                with self._waits.slow(f"the gateway at {self._url} to respond (step '{step}')", slow_s):
                     return await request()
             except GatewayRefused as refused:
                 self._end_outage(caller)
@@ -108,7 +108,7 @@ class RetryPolicy:
         since = self._outages.setdefault(caller, time.monotonic())
         if time.monotonic() - since >= self._unreachable_s:
             raise GatewayUnreachable(
-                f"the gateway at {self._url} has not answered for {self._unreachable_s:g} s ({cause_of(error)}; step '{step}'):"
+                f"the gateway at {self._url} has not responded for {self._unreachable_s:g} s ({cause_of(error)}; step '{step}'):"
                 " start it again, then this run"
             ) from error
         self._report_outage()
@@ -120,7 +120,7 @@ class RetryPolicy:
         silent_s = time.monotonic() - min(self._outages.values(), default=time.monotonic())
         reported = self._outages and silent_s >= SILENT_S
         text = (
-            f"the gateway at {self._url}, which has not answered for {silent_s:.0f} s; the run ends after"
+            f"the gateway at {self._url}, which has not responded for {silent_s:.0f} s; the run ends after"
             f" {self._unreachable_s:g} s"
         )
         self._waits.set(self, text if reported else "", urgent=True)

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 MODEL = "policy"
-"""The requested name; an episode's key decides which model answers."""
+"""The requested name; an episode's key decides which model responds."""
 
 
 class ContextFull(Exception):
@@ -31,7 +31,7 @@ class Chat:
             await self._http.aclose()
 
     async def complete(self, base_url: str, api_key: str, **body: Any) -> dict[str, Any]:
-        """One chat completion. Raise ContextFull, and httpx's errors for anything else than an answer."""
+        """One chat completion. Raise ContextFull, and httpx's errors for anything else than a response."""
         assert self._http is not None, "open it first"
         response = await self._http.post(
             f"{base_url}/chat/completions",
@@ -41,9 +41,9 @@ class Chat:
         if response.status_code == httpx.codes.BAD_REQUEST and "context_length_exceeded" in response.text:
             raise ContextFull(response.text[:500])
         if response.is_error:
-            raise RuntimeError(f"the gateway answered {response.status_code}: {response.text[:500]}")
-        answer: dict[str, Any] = response.json()
-        return answer
+            raise RuntimeError(f"the gateway responded with {response.status_code}: {response.text[:500]}")
+        completion: dict[str, Any] = response.json()
+        return completion
 
 
 def text_of(reply: dict[str, Any]) -> str:

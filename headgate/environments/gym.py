@@ -1,4 +1,4 @@
-"""gymnasium's environments through one tool: the model acts by calls of `act`, and reads what it sees in the answers.
+"""gymnasium's environments through one tool: the model acts by calls of `act`, and reads what it sees in the responses.
 
 `gym:FrozenLake-v1`. Discrete actions are an enumeration, by name (`actions`) or number; any other action space is a list of
 numbers. Each task is a seed. The rewards of the environment's steps are those of the calls that made them. Arguments:

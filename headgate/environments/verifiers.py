@@ -120,15 +120,15 @@ class _Relay:
             return web.json_response({"error": {"message": "the trace has ended"}}, status=409)
         headers = {"Authorization": f"Bearer {route[1]}", "Content-Type": "application/json"}
         url = f"{route[0]}/{request.match_info['path']}"
-        async with self._http.post(url, data=await request.read(), headers=headers) as answer:
+        async with self._http.post(url, data=await request.read(), headers=headers) as upstream:
             returned = {
-                name: answer.headers[name]
+                name: upstream.headers[name]
                 for name in ("Content-Type", "Retry-After")
-                if name in answer.headers
+                if name in upstream.headers
             }
-            response = web.StreamResponse(status=answer.status, headers=returned)
+            response = web.StreamResponse(status=upstream.status, headers=returned)
             await response.prepare(request)
-            async for chunk in answer.content.iter_any():
+            async for chunk in upstream.content.iter_any():
                 await response.write(chunk)
         return response
 

@@ -34,30 +34,30 @@ _LINE_BYTES = 2**24
 def main(arguments: list[str]) -> int:
     """Serve until the input ends. Return the exit status."""
     name, args = arguments
-    questions, answers = private_streams()
+    questions, responses = private_streams()
     try:
         environment = load(name, json.loads(args))
     except NotInstalled as error:
-        _write(answers, {"error": str(error)})
+        _write(responses, {"error": str(error)})
         return 1
     except BaseException:
-        _write(answers, {"error": traceback.format_exc()[-_QUOTED:]})
+        _write(responses, {"error": traceback.format_exc()[-_QUOTED:]})
         return 1
-    asyncio.run(_Worker(name, environment, answers).serve(questions))
+    asyncio.run(_Worker(name, environment, responses).serve(questions))
     return 0
 
 
 class _Worker:
     """Handles the requests for one environment, many concurrently."""
 
-    def __init__(self, name: str, environment: Environment, answers: IO[bytes]) -> None:
+    def __init__(self, name: str, environment: Environment, responses: IO[bytes]) -> None:
         self._name = name
         self._environment = environment
-        self._answers = answers
+        self._responses = responses
         self._playing: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, questions: IO[bytes]) -> None:
-        """Open the environment, and answers until there are no more questions."""
+        """Open the environment, and respond until there are no more questions."""
         try:
             await self._environment.open()
         except Exception:
@@ -114,10 +114,10 @@ class _Worker:
                 "id": number, "reward": played.reward, "components": played.components, "calls": played.calls
             })  # fmt: skip
 
-    def _write(self, answer: dict[str, Any]) -> None:
-        _write(self._answers, answer)
+    def _write(self, response: dict[str, Any]) -> None:
+        _write(self._responses, response)
 
 
-def _write(answers: IO[bytes], answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer).encode() + b"\n")
-    answers.flush()
+def _write(responses: IO[bytes], response: dict[str, Any]) -> None:
+    responses.write(json.dumps(response).encode() + b"\n")
+    responses.flush()

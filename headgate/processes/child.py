@@ -83,7 +83,7 @@ class LocalProcess:
                         await asyncio.sleep(0.1)
         except TimeoutError as error:
             raise TimeoutError(f"{self.name} was not ready within {timeout_s:g} s; see {self.log}") from error
-        # Another process may have answered the check, on a port that the child did not get.
+        # Another process may have served the check, on a port that the child did not get.
         self._raise_if_dead()
 
     def _raise_if_dead(self) -> None:

@@ -1,7 +1,7 @@
-"""Child processes that answer in lines: one JSON object in, one JSON object out.
+"""Child processes that respond in lines: one JSON object in, one JSON object out.
 
 Owns one operating-system process at a time. Invariants: it leads its own process group, and `end` leaves nothing of the group
-behind; an answer never counts for another question, because a process that failed to answer is ended; its kept error output is
+behind; a response never counts for another question, because a process that failed to respond is ended; its kept error output is
 bounded.
 """
 
@@ -97,12 +97,12 @@ class LineWorker:
             stderr = quoted(await errors.end())
             raise WorkerFailed(f"{self._name} ended with {process.returncode}{stderr}")
         try:
-            answer = json.loads(line)
+            response = json.loads(line)
         except (ValueError, RecursionError):  # no JSON, or nested too deep
-            answer = None
-        if not isinstance(answer, dict):
+            response = None
+        if not isinstance(response, dict):
             raise WorkerFailed(f"{self._name} wrote no JSON object: {line[:200]!r}")
-        return answer
+        return response
 
 
 class _Tail:

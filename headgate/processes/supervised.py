@@ -136,9 +136,9 @@ class SupervisedProcess(Generic[R]):
         look_s: tuple[float, float] = (0.2, 1.0),
         may_end: bool = False,
     ) -> None:
-        """`healthy`: returns whether the first process answers; without it, a process is up once it is started. `look_s`: the
-        seconds between two such questions, before the first answer and after. `silent_stop_s`: the `stop_s` of a process that
-        does not answer. `may_end`: a status of 0 is not a failure.
+        """`healthy`: returns whether the first process responds; without it, a process is up once it is started. `look_s`: the
+        seconds between two such questions, before the first response and after. `silent_stop_s`: the `stop_s` of a process that
+        does not respond. `may_end`: a status of 0 is not a failure.
         """
         self.name = name
         self.running: Sequence[R] = ()
@@ -221,20 +221,20 @@ class SupervisedProcess(Generic[R]):
             await asyncio.gather(*waits, watch, replaced, return_exceptions=True)
 
     async def _watch(self, first: R) -> str:
-        """Set `up` at the first answer, and return what is wrong once the process stops answering."""
-        answered, last = False, time.monotonic()
+        """Set `up` at the first response, and return what is wrong once the process stops responding."""
+        responded, last = False, time.monotonic()
         output = False
         while True:
-            limit = self._silent_s if answered else self._start_s
+            limit = self._silent_s if responded else self._start_s
             if self._healthy is None or await self._healthy(first):
-                answered, last = True, time.monotonic()
+                responded, last = True, time.monotonic()
                 self.up.set()
             elif time.monotonic() - last > limit:
-                return f"has not answered for {limit:g} s" + ("" if answered else " since its start")
-            elif not (answered or output) and time.monotonic() - last >= SILENT_S:
+                return f"has not responded for {limit:g} s" + ("" if responded else " since its start")
+            elif not (responded or output) and time.monotonic() - last >= SILENT_S:
                 output = True
-                self._report(f"waiting for {self.name} to answer, for up to {limit:g} s")
-            await asyncio.sleep(self._look_s[answered])
+                self._report(f"waiting for {self.name} to respond, for up to {limit:g} s")
+            await asyncio.sleep(self._look_s[responded])
 
 
 async def _end_of(running: Running) -> tuple[str, ProcessEnded]:

@@ -94,14 +94,14 @@ class Mirror:
         Raise ValueError, with the mirror's error text, and aiohttp.ClientError.
         """
         url, body = _place(mirror, version), {"sources": list(sources)}
-        async with self._http.request("POST", url, json=body) as answer:
-            text = await answer.text(errors="replace")
-            if answer.status != 200:
-                raise ValueError(f"HTTP {answer.status}: {text[:_QUOTED]}")
+        async with self._http.request("POST", url, json=body) as response:
+            text = await response.text(errors="replace")
+            if response.status != 200:
+                raise ValueError(f"HTTP {response.status}: {text[:_QUOTED]}")
         try:
             return str(json.loads(text)["path"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"its answer names no path: {text[:_QUOTED]}") from error
+            raise ValueError(f"its response names no path: {text[:_QUOTED]}") from error
 
     def _on_done(self, version: int, task: asyncio.Task[Path]) -> None:
         del self._fetches[version]
@@ -179,13 +179,13 @@ class Mirror:
         raise Unprocessable(message, code="wrong_hash") if corrupt else WeightsUnavailable(message)
 
     async def _get(self, url: str, span: tuple[int, int] | None, limit: int) -> bytes:
-        """Return the body of an answer. Raise ValueError if it is longer than `limit`, or not of the span."""
+        """Return the body of a response. Raise ValueError if it is longer than `limit`, or not of the span."""
         headers = {"Range": f"bytes={span[0]}-{span[1]}"} if span else {}
-        async with self._http.request("GET", url, headers=headers, timeout=_FETCH) as answer:
-            if answer.status != (206 if span else 200):
-                raise ValueError(f"HTTP {answer.status}")
+        async with self._http.request("GET", url, headers=headers, timeout=_FETCH) as response:
+            if response.status != (206 if span else 200):
+                raise ValueError(f"HTTP {response.status}")
             data = bytearray()
-            async for block in answer.content.iter_chunked(2**20):
+            async for block in response.content.iter_chunked(2**20):
                 data += block
                 if len(data) > limit:
                     raise ValueError(f"more than {limit} bytes")

@@ -129,7 +129,7 @@ class EngineTable(Sized):
     env: dict[str, str] = Field({}, repr=False)
     """Additional variables of its environment."""
     start_s: Seconds = 300.0
-    """Seconds until an engine must answer; after that it is killed and restarted."""
+    """Seconds until an engine must respond; after that it is killed and restarted."""
     unhealthy_s: Seconds = 60.0
     """Seconds for which a started engine may be unhealthy before it is killed and restarted."""
     stop_s: Seconds = 20.0

@@ -29,7 +29,7 @@ _NODE_ID = "ray.io/node-id"
 _GIB = 2**30
 _MODE, _TOKEN = "RAY_AUTH_MODE", "token"
 _KILL_S = 10.0
-_ANSWER_S = 60.0
+_RESPONSE_S = 60.0
 T = TypeVar("T")
 
 
@@ -145,16 +145,16 @@ class RayLauncher:
     async def _started(self, jobs: Sequence[Job], actors: Sequence[Any], gang: Gang) -> list[Running]:
         opened = await asyncio.gather(
             *(
-                _within(actor.open_folder.remote(self._folder), _ANSWER_S + self._settings.wait_s)
+                _within(actor.open_folder.remote(self._folder), _RESPONSE_S + self._settings.wait_s)
                 for actor in actors
             )
         )
         if wrong := [text for text in opened if text]:
             raise ClusterError(wrong[0])
         hosts = [job.placement.node.discovered.address for job in jobs]
-        spare = await _within(actors[0].free_port.remote(hosts[0]), _ANSWER_S)
+        spare = await _within(actors[0].free_port.remote(hosts[0]), _RESPONSE_S)
         ports = [
-            await _within(actor.free_port.remote(host), _ANSWER_S)
+            await _within(actor.free_port.remote(host), _RESPONSE_S)
             for actor, host in zip(actors, hosts, strict=True)
         ]
         devices = visible(jobs, [await _gpus(job, actor) for job, actor in zip(jobs, actors, strict=True)])
@@ -170,7 +170,7 @@ class RayLauncher:
                         {**first, "host": host, "port": str(port)},
                         job.trusted,
                     ),
-                    _ANSWER_S,
+                    _RESPONSE_S,
                 )
                 for job, actor, host, port, visible_gpus in zip(
                     jobs, actors, hosts, ports, devices, strict=True
@@ -205,7 +205,7 @@ def _resources(reserve: Capacity) -> dict[str, float]:
 async def _gpus(job: Job, actor: Any) -> list[str]:
     """Return a job's GPUs: those that Ray has assigned, or those of its placement if it reserves none."""
     if job.reserve.gpus:
-        return list(await _within(actor.gpus.remote(), _ANSWER_S))
+        return list(await _within(actor.gpus.remote(), _RESPONSE_S))
     return [str(device) for device in job.placement.devices]
 
 

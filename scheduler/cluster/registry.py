@@ -1,7 +1,7 @@
 """Registers nodes and engines with the gateway, and reads the state of training.
 
 Owns one connection pool to the admin API, and the names of the engines that it has registered. The gateway's records are compared
-with those that it should have, so a restarted gateway gets everything again. A gateway that does not answer is tried again later.
+with those that it should have, so a restarted gateway gets everything again. One that does not respond is tried again later.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from headgate.processes.supervised import Report
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import TRAIN, NodeInUse
 
-_ANSWER_S = 10.0
+_RESPONSE_S = 10.0
 _REMOVAL_S = 5.0
-_NO_ANSWER = (GatewayRefused, httpx.HTTPError)
+_NO_RESPONSE = (GatewayRefused, httpx.HTTPError)
 _IDLE = "none"
 """The tag of a node without tags: the gateway requires one."""
 
@@ -41,7 +41,7 @@ class Registry:
 
     def __init__(self, gateway: GatewayFile, report: Report, unlent: frozenset[str] = frozenset()) -> None:
         """`unlent`: tags that are not sent to the gateway."""
-        self._client = GatewayClient(gateway.admin_url, gateway.key, _ANSWER_S)
+        self._client = GatewayClient(gateway.admin_url, gateway.key, _RESPONSE_S)
         self._model = gateway.model
         self._report = report
         self._unlent = unlent
@@ -55,9 +55,9 @@ class Registry:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def answers(self, path: str = "/healthz") -> bool:
-        """Return True if the gateway answers at `path`; at `/readyz`, if it can serve calls."""
-        return await responds(self._client.url + path, _ANSWER_S)
+    async def responds(self, path: str = "/healthz") -> bool:
+        """Return True if the gateway responds at `path`; at `/readyz`, if it can serve calls."""
+        return await responds(self._client.url + path, _RESPONSE_S)
 
     async def update(
         self,
@@ -73,21 +73,21 @@ class Registry:
         try:
             await self._update_nodes(nodes, claimed)
             return await self._update_engines(engines)
-        except _NO_ANSWER:
+        except _NO_RESPONSE:
             return False
 
     async def has_none(self, engines: Collection[str]) -> bool:
-        """Return True if the gateway has none of these engines; False also if it does not answer."""
+        """Return True if the gateway has none of these engines; False also if it does not respond."""
         try:
             return not await self._known() & set(engines)
-        except _NO_ANSWER:
+        except _NO_RESPONSE:
             return False
 
     async def status(self) -> dict[str, Any] | None:
-        """Return the state of training, or None if the gateway does not answer."""
+        """Return the state of training, or None if the gateway does not respond."""
         try:
             return await self._client.status(self._model)
-        except _NO_ANSWER:
+        except _NO_RESPONSE:
             return None
 
     async def _update_nodes(self, nodes: Sequence[NodeInUse], claimed: Collection[str] | None) -> None:

@@ -2,7 +2,7 @@
 
 Owns all processes: the gateway on this machine; engines and the trainer's ranks (`ranks`) where `tags` places them. Every poll
 compares the processes that should run with those that do, so nodes that join and leave, engines that die and a restarted gateway
-are all the same case. Invariants: engines are registered with the gateway while they answer and not otherwise; processes stop in
+are all the same case. Invariants: engines are registered with the gateway while they respond and not otherwise; processes stop in
 the order trainer, gateway, engines; none is left when `run` returns.
 """
 
@@ -137,7 +137,7 @@ class Supervisor:
     async def _run(self) -> int:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._launcher.close)
-            with reported(self._report, f"the launcher {self._file.cluster.launcher!r} to answer"):
+            with reported(self._report, f"the launcher {self._file.cluster.launcher!r} to respond"):
                 await self._launcher.open()
             self._handle_signals()
             await self._wait_for_nodes()
@@ -146,7 +146,7 @@ class Supervisor:
                 Registry(self.gateway, self._report, self._file.unlent)
             )
             stack.push_async_callback(self._end_engines)
-            if await registry.answers():
+            if await registry.responds():
                 raise ClusterError(f"another server listens at {self.gateway.admin_url}")
             gateway = self._supervise(stack, self._gateway(registry))
             polling = self._task(stack, self._poll(registry), "poll")
@@ -270,7 +270,7 @@ class Supervisor:
             known = await registry.update(self._nodes, self._addresses(), self._claimed)
             if known and self._addresses() and self._ranks is not None:
                 self._ranks.may_start.set()
-            if known and not announced and await registry.answers("/readyz"):
+            if known and not announced and await registry.responds("/readyz"):
                 announced = True
                 self._report(self._addresses_text())
             if self._autoscaler is not None:
@@ -414,7 +414,7 @@ class Supervisor:
             start,
             self._budget(),
             self._report,
-            healthy=lambda _running: registry.answers(),
+            healthy=lambda _running: registry.responds(),
             start_s=table.start_s,
             stop_s=table.stop_s,
         )

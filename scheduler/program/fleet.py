@@ -259,7 +259,7 @@ class Fleet(Reactor):
             case "launching", "launch" if result.ok:
                 life.phase, life.was_up, life.warm = "up", True, True
                 launched = EngineLaunched(result.engine, result.version)
-                now.set(self.launched, launched, why="its process answers")
+                now.set(self.launched, launched, why="its process responds")
             case "waking", "wake" if result.ok:
                 life.phase = "up"
                 now.set(self.launched, EngineLaunched(result.engine, result.version), why="it is awake")

@@ -79,9 +79,9 @@ async def test_what_does_not_fit_the_first_version_is_refused_and_no_engine_hear
     first = await next_number(gateway)
     for number, (change, (_, tensor)) in enumerate(CHANGES.items(), first):
         path = version(tmp_path, models, number, change)
-        answer = await gateway.http.post("/admin/v1/weights", json={"version": number, "path": str(path)})
-        assert answer.status_code == 422, change
-        assert tensor in answer.json()["error"]["message"]
+        response = await gateway.http.post("/admin/v1/weights", json={"version": number, "path": str(path)})
+        assert response.status_code == 422, change
+        assert tensor in response.json()["error"]["message"]
     assert (await gateway.admin.status())["engines"] == before
 
 

@@ -60,7 +60,7 @@ async def test_openai_chat_completions_and_responses(gateway: RunningGateway) ->
             stream_options={"include_usage": True},
         )
         chunks = [chunk async for chunk in stream]
-        answer = await client.responses.create(model=MODEL, input="hello", max_output_tokens=LONGEST)
+        response = await client.responses.create(model=MODEL, input="hello", max_output_tokens=LONGEST)
         events = [
             event
             async for event in await client.responses.create(
@@ -70,7 +70,7 @@ async def test_openai_chat_completions_and_responses(gateway: RunningGateway) ->
     used = [
         whole.usage and whole.usage.completion_tokens,
         chunks[-1].usage and chunks[-1].usage.completion_tokens,
-        answer.usage and answer.usage.output_tokens,
+        response.usage and response.usage.output_tokens,
         events[-1].response.usage.output_tokens,
     ]
     assert [len(turn["ids"]) for turn in await turns_of(gateway, opened)] == used

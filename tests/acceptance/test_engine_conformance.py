@@ -24,12 +24,12 @@ from tests.harness.requests import (
     LONG,
     PATIENCE_S,
     PROMPT,
-    answer,
     ask,
     begun,
     check_form,
     fake_engine,
     ids_of,
+    response,
 )
 from tests.harness.vllm import SharedEngine
 from tests.harness.waiting import result_of, within
@@ -108,8 +108,8 @@ async def frozen(
 
 
 async def test_tokens_may_come_gathered_and_are_the_same(engine: Engine) -> None:
-    single = await answer(engine, ask("single", temperature=0.0, max_tokens=40))
-    gathered = await answer(engine, ask("gathered", interval=16, temperature=0.0, max_tokens=40))
+    single = await response(engine, ask("single", temperature=0.0, max_tokens=40))
+    gathered = await response(engine, ask("gathered", interval=16, temperature=0.0, max_tokens=40))
     for chunks in (single, gathered):
         check_form(chunks)
         assert counted(chunks) == len(ids_of(chunks)) == 40
@@ -118,7 +118,7 @@ async def test_tokens_may_come_gathered_and_are_the_same(engine: Engine) -> None
 
 
 async def test_the_limit_of_tokens_ends_with_length(engine: Engine) -> None:
-    chunks = await answer(engine, ask("length", max_tokens=5))
+    chunks = await response(engine, ask("length", max_tokens=5))
     assert (len(ids_of(chunks)), chunks[-1].finish) == (5, "length")
 
 
@@ -126,7 +126,7 @@ async def test_the_limit_of_tokens_ends_with_length(engine: Engine) -> None:
 async def test_a_stop_token_ends_with_stop_and_is_the_last_token(engine: Engine, interval: int) -> None:
     every = list(range(0, 272, 2))
     request = ask(f"stop-{interval}", interval=interval, max_tokens=LONG, stop_token_ids=every)
-    chunks = await answer(engine, request)
+    chunks = await response(engine, request)
     check_form(chunks)
     assert chunks[-1].finish == "stop"
     assert ids_of(chunks)[-1] in every
@@ -143,7 +143,7 @@ async def test_a_pause_gives_back_what_was_sampled_and_nothing_more_is(engine: E
         assert chunks[-1].finish == "abort"
         sampled = ids_of(chunks)
         assert 3 <= len(sampled) < LONG
-        late = asyncio.create_task(answer(engine, ask("late", max_tokens=4)), name="late")
+        late = asyncio.create_task(response(engine, ask("late", max_tokens=4)), name="late")
         async with within("the late request is given back, immediately or by a pause after it", PATIENCE_S):
             while not (await asyncio.wait({late}, timeout=0.5))[0]:
                 await engine.pause()
@@ -152,7 +152,7 @@ async def test_a_pause_gives_back_what_was_sampled_and_nothing_more_is(engine: E
     finally:
         await engine.resume()
     left = Sampling(max_tokens=6)
-    continued = await answer(engine, GenerateRequest("paused.2", [*PROMPT, *sampled], left))
+    continued = await response(engine, GenerateRequest("paused.2", [*PROMPT, *sampled], left))
     check_form(continued)
     assert len(ids_of(continued)) == 6
 
@@ -232,18 +232,18 @@ async def test_frozen_requests_can_be_given_back_after_all(engine: Engine, model
         await engine.resume()
     check_form(chunks)
     assert chunks[-1].finish == "abort"
-    assert len(ids_of(await answer(engine, ask("after", max_tokens=3)))) == 3
+    assert len(ids_of(await response(engine, ask("after", max_tokens=3)))) == 3
 
 
 async def test_salts_change_no_token(engine: Engine) -> None:
     prompt = PROMPT * 8
-    answers = [
-        await answer(engine, ask(f"salt-{n}", prompt, salt=salt, temperature=0.0, max_tokens=12))
+    responses = [
+        await response(engine, ask(f"salt-{n}", prompt, salt=salt, temperature=0.0, max_tokens=12))
         for n, salt in enumerate(("", "v1", "v2", "v2"))
     ]
-    for chunks in answers:
+    for chunks in responses:
         check_form(chunks)
-        assert ids_of(chunks) == ids_of(answers[0])
+        assert ids_of(chunks) == ids_of(responses[0])
 
 
 async def reload(engine: Engine, model: Path) -> None:
@@ -268,7 +268,7 @@ async def test_loading_changes_the_log_probabilities_of_the_same_tokens(
 async def test_the_label_is_on_what_is_sampled_after_it(engine: Engine) -> None:
     for version in (7, 8):
         await engine.label(version)
-        chunks = await answer(engine, ask(f"label-{version}", max_tokens=3))
+        chunks = await response(engine, ask(f"label-{version}", max_tokens=3))
         assert [chunk.labels for chunk in chunks] == [None] * (len(chunks) - 1) + [((str(version), 3),)]
 
 
@@ -294,7 +294,7 @@ async def test_a_sleeping_engine_has_given_everything_back_and_wakes_with_the_we
     await engine.resume()
     other = await engine.score(PROMPT)
     assert sum(abs(a - b) for a, b in zip(before, other, strict=True)) / len(before) > 0.1
-    assert len(ids_of(await answer(engine, ask(f"woken-{level}", max_tokens=3)))) == 3
+    assert len(ids_of(await response(engine, ask(f"woken-{level}", max_tokens=3)))) == 3
     await engine.pause()
     await engine.wake()  # it is awake: nothing but a pause
     await engine.load(str(models[0]))
@@ -339,7 +339,7 @@ async def test_an_engine_that_counts_its_steps_counts_those_of_a_request(engine:
     assert before is not None
     if before.counts is None:
         pytest.skip("it does not count its steps")
-    sampled = sum(len(chunk.ids) for chunk in await answer(engine, ask("counted", max_tokens=20)))
+    sampled = sum(len(chunk.ids) for chunk in await response(engine, ask("counted", max_tokens=20)))
     async with within("the engine reports the request", PATIENCE_S):
         while (after := await engine.read_load()) is None or after.sampled < before.sampled + sampled:
             await asyncio.sleep(0.02)
@@ -365,14 +365,14 @@ async def test_an_engine_that_counts_its_steps_counts_those_of_a_request(engine:
 async def test_a_schema_that_cannot_be_compiled_is_refused(engine: Engine, schema: dict[str, Any]) -> None:
     grammar = Grammar("json", json.dumps(schema))
     with pytest.raises(EngineRefused) as refused:
-        await answer(engine, ask(f"schema-{hash(grammar)}", max_tokens=3, grammar=grammar))
+        await response(engine, ask(f"schema-{hash(grammar)}", max_tokens=3, grammar=grammar))
     assert re.search("grammar|schema", refused.value.message, re.IGNORECASE)
     assert await engine.healthy()
 
 
 async def test_a_least_number_of_tokens_forbids_an_earlier_end(engine: Engine) -> None:
     every = list(range(0, 272, 2))
-    chunks = await answer(engine, ask("least", max_tokens=6, min_tokens=6, stop_token_ids=every))
+    chunks = await response(engine, ask("least", max_tokens=6, min_tokens=6, stop_token_ids=every))
     assert len(ids_of(chunks)) == 6
     assert chunks[-1].finish == "length"
 
@@ -383,7 +383,7 @@ async def test_a_token_that_the_model_does_not_have_is_refused(
     if isinstance(request.node, pytest.Function) and "fake" in request.node.name:
         pytest.skip("the fake engine has a token for every number")
     with pytest.raises(EngineRefused):
-        await answer(engine, ask("unknown", [1, 2, 10_000_000], max_tokens=3))
+        await response(engine, ask("unknown", [1, 2, 10_000_000], max_tokens=3))
     assert await engine.healthy()
 
 
@@ -417,7 +417,7 @@ async def first_gap(engine: Engine, sampling: Sampling) -> float:
     """
     request = GenerateRequest("gap", PROMPT, replace(sampling, max_tokens=1, top_logprobs=5))
     values = sorted(
-        value for chunk in await answer(engine, request) for row in chunk.top or () for _, value in row
+        value for chunk in await response(engine, request) for row in chunk.top or () for _, value in row
     )
     return values[-1] - values[-4] if values else 0.0
 
@@ -428,11 +428,11 @@ async def test_a_seed_of_minus_1_is_none_to_vllm_as_it_is_recorded(
     if isinstance(engine, SGLangEngine):
         pytest.skip("it is a seed to SGLang")
     assert used("vllm", Sampling(seed=-1)).seed is None
-    answers = []
+    responses = []
     for n, seed in enumerate((-1, -1, None, 7, 7)):
-        answers.append(ids_of(await answer(engine, ask(f"seed-{n}", seed=seed, max_tokens=40))))
-    assert answers[3] == answers[4] != answers[0]
+        responses.append(ids_of(await response(engine, ask(f"seed-{n}", seed=seed, max_tokens=40))))
+    assert responses[3] == responses[4] != responses[0]
     if isinstance(request.node, pytest.Function) and "fake" in request.node.name:
-        assert answers[0] == answers[2], "without a seed the fake engine always draws the same"
+        assert responses[0] == responses[2], "without a seed the fake engine always draws the same"
     else:
-        assert answers[0] != answers[1]
+        assert responses[0] != responses[1]

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.engines.base import Engine
 from headgate.errors import EngineUnreachable
-from tests.harness.requests import LONG, PATIENCE_S, answer, ask, begun, fake_engine
+from tests.harness.requests import LONG, PATIENCE_S, ask, begun, fake_engine, response
 from tests.harness.vllm import SharedEngine
 from tests.harness.waiting import result_of
 
@@ -38,7 +38,7 @@ async def check_death(mortal: Mortal) -> None:
     kill()
     with pytest.raises(EngineUnreachable):
         await result_of(task, "the request of the dead engine fails", PATIENCE_S)
-    for work in (engine.pause(), engine.label(1), engine.score([1, 2]), answer(engine, ask("dead"))):
+    for work in (engine.pause(), engine.label(1), engine.score([1, 2]), response(engine, ask("dead"))):
         with pytest.raises(EngineUnreachable):
             await work
     assert not await engine.healthy()

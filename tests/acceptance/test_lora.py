@@ -64,8 +64,8 @@ async def stream(gateway: RunningGateway, headers: dict[str, str], tokens: int, 
         "max_tokens": tokens,
         "stream": True,
     }
-    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-        async for line in answer.aiter_lines():
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        async for line in response.aiter_lines():
             if line.startswith("data:"):
                 begun.set()
 

@@ -112,7 +112,7 @@ async def check_is_well_again(gateway: RunningGateway) -> None:
 async def test_calls_of_an_engine_that_goes_silent_go_on_elsewhere(
     vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine answers its health checks, and samples nothing."""
+    """The engine serves its health checks, and samples nothing."""
     async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S / 2) as world:
         gateway, _, _ = world
         real = gateway.slot
@@ -129,14 +129,14 @@ async def test_calls_of_an_engine_that_goes_silent_go_on_elsewhere(
 async def test_calls_of_an_engine_whose_process_hangs_go_on_elsewhere(
     vllm: SharedEngine, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its connections stay open, and nothing is answered."""
+    """Its connections stay open, and nothing is served."""
     async with two_engines(vllm, model, tmp_path, stall_s=NEVER_S, health_s=0.2) as world:
         try:
             await check_calls_go_on(
                 world,
                 vllm,
                 lambda: vllm.signal(signal.SIGSTOP),
-                lambda: "demo-0 is lost: no answer to 3 health checks" in caplog.text,
+                lambda: "demo-0 is lost: no response to 3 health checks" in caplog.text,
             )
         finally:
             vllm.signal(signal.SIGCONT)

@@ -81,9 +81,9 @@ async def test_prompts_have_the_tokens_of_the_engines_own_processor(
         found, images = unkeyed(ids, [seen["image"], small["image"]], renderer.vision)
         body = {"messages": [{"role": "user", "content": theirs}], "max_tokens": 1}
         async with httpx.AsyncClient(base_url=engine.url, timeout=300) as client:
-            answer = (await client.post("/v1/chat/completions/render", json=body)).json()
-        assert found.tolist() == answer["token_ids"]
-        places = answer["features"]["mm_placeholders"]["image"]
+            response = (await client.post("/v1/chat/completions/render", json=body)).json()
+        assert found.tolist() == response["token_ids"]
+        places = response["features"]["mm_placeholders"]["image"]
         assert [(image.offset, image.length) for image in images] == [
             (p["offset"], p["length"]) for p in places
         ]
@@ -95,9 +95,9 @@ async def test_the_recorded_log_probabilities_are_those_of_the_model(
     episode, headers = await gateway.open("talk")
     messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(RED), HI]}]
     for new in ([image_part(BLUE), HI], [HI]):
-        answer = await gateway.chat(headers, messages=messages, max_tokens=12)
-        assert answer.status_code == 200, answer.text
-        messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": new}]
+        response = await gateway.chat(headers, messages=messages, max_tokens=12)
+        assert response.status_code == 200, response.text
+        messages += [response.json()["choices"][0]["message"], {"role": "user", "content": new}]
     await gateway.slot.engine.pause()  # empties the engine's caches: it has no image any more
     await gateway.slot.engine.resume()
     assert (await gateway.chat(headers, messages=messages, max_tokens=12)).status_code == 200
@@ -130,8 +130,8 @@ async def test_an_image_goes_to_the_engine_once(gateway: RunningGateway) -> None
     for task in ("one", "two"):
         _, headers = await gateway.open(task)
         content = [image_part(RED), HI]
-        answer = await gateway.chat(headers, messages=[{"role": "user", "content": content}], max_tokens=4)
-        assert answer.status_code == 200, answer.text
+        response = await gateway.chat(headers, messages=[{"role": "user", "content": content}], max_tokens=4)
+        assert response.status_code == 200, response.text
     assert posted.count("/v1/chat/completions/render") == 1
 
 
@@ -142,9 +142,9 @@ async def play(gateway: RunningGateway, name: str) -> None:
         messages: list[dict[str, Any]] = []
         for seen in (RED, BLUE):
             messages.append({"role": "user", "content": [image_part(seen), HI]})
-            answer = await gateway.chat(headers, messages=messages, max_tokens=12)
-            assert answer.status_code == 200, answer.text
-            messages.append(answer.json()["choices"][0]["message"])
+            response = await gateway.chat(headers, messages=messages, max_tokens=12)
+            assert response.status_code == 200, response.text
+            messages.append(response.json()["choices"][0]["message"])
         await gateway.admin.reward(episode, reward)
 
 

@@ -16,7 +16,7 @@ class Known:
 
 
 _OWN = "own tests"
-_MOCK = "The tests were made for a mock server that answers any id: "
+_MOCK = "The tests were made for a mock server that serves any id: "
 KNOWN: tuple[Known, ...] = (
     Known(
         _OWN,
@@ -78,7 +78,7 @@ KNOWN: tuple[Known, ...] = (
         _OWN,
         "count",
         "No messages provided",
-        "The tests count the tokens of nothing; OpenAI's answer to that is not documented.",
+        "The tests count the tokens of nothing; OpenAI's response to that is not documented.",
     ),
     Known(
         "langchain",

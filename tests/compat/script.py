@@ -8,7 +8,7 @@ Foreign programs ask what they like, in any order and in parallel, so there is n
 3. after a tool's result: a call of the tool that ends the work (`final_answer`, `submit`), if there is one, else text that holds
    the result;
 4. tools that the user's words name: a call of each;
-5. text: a haiku, a count, or a short answer.
+5. text: a haiku, a count, or a short response.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Turn:
 
     @property
     def results(self) -> list[str]:
-        """The tools' answers; such a message has the role of a user."""
+        """The tools' responses; such a message has the role of a user."""
         return _RESULT.findall(self.text) if self.role == "user" else []
 
 
@@ -75,7 +75,7 @@ class Conversation:
 
     @property
     def results(self) -> list[str]:
-        """The tools' answers since the last reply."""
+        """The tools' responses since the last reply."""
         return self.turns[-1].results
 
     def tool(self, name: str) -> dict[str, Any] | None:

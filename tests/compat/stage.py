@@ -91,7 +91,7 @@ def _process(
     process = fork(target, *arguments, log=log)
     try:
         deadline = time.monotonic() + START_S
-        while not _answers(ready):
+        while not _responds(ready):
             if not process.is_alive() or time.monotonic() > deadline:
                 raise RuntimeError(f"{log.stem} did not start:\n{log.read_text()}")
             time.sleep(0.1)
@@ -107,9 +107,9 @@ def _gateway(config: Path) -> None:
     app(("serve", "--config", str(config)))
 
 
-def _answers(url: str) -> bool:
+def _responds(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
     except (urllib.error.URLError, OSError):
         return False

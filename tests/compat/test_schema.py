@@ -1,4 +1,4 @@
-"""schemathesis on our own OpenAPI schema, every operation, the admin API too: no server error, and every request is answered.
+"""schemathesis on our own OpenAPI schema, every operation, the admin API too: no server error, and every request is served.
 
 `HEADGATE_COMPAT_EXAMPLES` sets how many examples of each kind (valid, invalid) an operation gets: few in CI, more in
 `make test-compat`. The seed is fixed. The gateway is one of its own, because some operations take engines away.
@@ -72,16 +72,16 @@ def try_examples(
     )
     @given(case=operation.as_strategy(mode, **fixed))
     def one(case: Any) -> None:
-        answer = sent(case, gate, episode, http)
-        if answer is not None and answer.status_code >= 500:
-            what = f"{answer.status_code} {operation.method.upper()} {operation.path} {case.body!r}"
-            failed.append(f"{what}: {answer.text[:200]}")
+        response = sent(case, gate, episode, http)
+        if response is not None and response.status_code >= 500:
+            what = f"{response.status_code} {operation.method.upper()} {operation.path} {case.body!r}"
+            failed.append(f"{what}: {response.text[:200]}")
 
     one()
 
 
 def sent(case: Any, gate: Gate, episode: Episode, http: httpx.Client) -> httpx.Response | None:
-    """The answer to an example; None if no client can send it."""
+    """The response to an example; None if no client can send it."""
     kwargs = case.as_transport_kwargs(base_url=gate.gateway)
     headers = {**kwargs.pop("headers", {}), "authorization": f"Bearer {episode.api_key}"}
     kwargs.pop("cookies", None)
@@ -100,8 +100,8 @@ def test_metadata_that_the_store_cannot_hold_is_refused(gate: Gate, text: str) -
     body = '{"task_id": "task", "metadata": ' + text + "}"
     headers = {"content-type": "application/json"}
     for _ in range(2):
-        answer = httpx.post(f"{gate.gateway}/admin/v1/episodes", content=body, headers=headers, timeout=60)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+        response = httpx.post(f"{gate.gateway}/admin/v1/episodes", content=body, headers=headers, timeout=60)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("path", ["weights/{}", "batches/{}/groups", "leases/one/groups?fence={}"])

@@ -92,9 +92,7 @@ async def test_a_command_earns_one_for_the_right_answer(name: str, tiny_model: P
 
 
 @pytest.mark.parametrize("name", ["openai_sdk.py", "curl.sh"])
-async def test_a_command_earns_nothing_for_a_wrong_answer(
-    name: str, tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_a_command_earns_nothing_for_a_wrong_reply(name: str, tiny_model: Path, tmp_path: Path) -> None:
     assert await earned(command(name), SUM, ["41"], tiny_model, tmp_path) == (0.0, True)
 
 

@@ -200,7 +200,7 @@ def run_seam(
 
       python -m tests.faults seam --seconds 20 --no-mutants --hostile 2
     """
-    # Invalid requests and closed connections are expected here; a failure of the gateway is answered with 500.
+    # Invalid requests and closed connections are expected here; a failure of the gateway is served with 500.
     logging.disable(logging.ERROR)
     spoilt = table.of("seam") if mutants else []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, Steps(_SHOWN) as steps:

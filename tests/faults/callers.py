@@ -45,7 +45,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A whole reply."""
 
     id: str
@@ -63,7 +63,7 @@ class Caller:
         self._token_s = token_s
         self._on_chunk = on_chunk
 
-    async def send(self, client: openai.AsyncOpenAI, call: Call) -> Answer | None:
+    async def send(self, client: openai.AsyncOpenAI, call: Call) -> Response | None:
         """Return the whole reply, or None if it broke off or the client left. Raise one of `FAILURES`."""
         known = {"ask": call.ask, "attempt": call.attempt, "episode": call.episode, "key": call.key}
         self._journal.write("ask", **known, stream=call.streamed, tokens=call.tokens)
@@ -77,23 +77,25 @@ class Caller:
             end("broken", error=f"{type(error).__name__}: {str(error)[:300]}")
             raise
 
-    async def _whole(self, client: openai.AsyncOpenAI, call: Call, end: Callable[..., None]) -> Answer | None:
+    async def _whole(
+        self, client: openai.AsyncOpenAI, call: Call, end: Callable[..., None]
+    ) -> Response | None:
         try:
             async with asyncio.timeout(call.leave_after * self._token_s or None) as limit:
-                answer = await client.chat.completions.create(**call.body)
+                response = await client.chat.completions.create(**call.body)
         except TimeoutError:
             if not limit.expired():
                 raise
             end("hung_up")
             return None
-        choice = answer.choices[0]
+        choice = response.choices[0]
         text = choice.message.content or ""
-        end("finished", id=answer.id, text=text, finish=choice.finish_reason)
-        return Answer(answer.id, text)
+        end("finished", id=response.id, text=text, finish=choice.finish_reason)
+        return Response(response.id, text)
 
     async def _stream(
         self, client: openai.AsyncOpenAI, call: Call, end: Callable[..., None]
-    ) -> Answer | None:
+    ) -> Response | None:
         text, finish, name, chunks = "", None, "", 0
         async with await client.chat.completions.create(**call.body, stream=True) as stream:
             async for chunk in stream:
@@ -112,7 +114,7 @@ class Caller:
             end("broken", id=name, error="the stream ended without a finish reason")
             return None
         end("finished", id=name, text=text, finish=finish)
-        return Answer(name, text)
+        return Response(name, text)
 
 
 def question(ask: str, words: str = "count!") -> dict[str, str]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tests.faults.evidence import Evidence, Row, Run, ids_of, intervals_of, prompt_of, read, reply_of, text_of
 
-COUNTS = ("lost", "wrong_answer", "doubled", "wrong_version", "trained_twice", "never_trained", "leaks")
+COUNTS = ("lost", "wrong_reply", "doubled", "wrong_version", "trained_twice", "never_trained", "leaks")
 _SHOWN = 10
 """The number of findings of a kind that a report describes."""
 _UNCONFIRMED = 32
@@ -194,7 +194,7 @@ class _Tokens:
         turn = turns[0]
         mask, finish = turn.row["mask_reason"], call["finish_reason"]
         if turn.text != reply.text:
-            kind = "lost" if reply.text.startswith(turn.text) else "wrong_answer"
+            kind = "lost" if reply.text.startswith(turn.text) else "wrong_reply"
             detail = f"{reply.text!r} was received, {turn.text!r} is stored"
             self._wrong(kind, reply.call, f"{reply.name}: {detail}")
         elif finish != reply.finish or mask == "abandoned":
@@ -207,13 +207,13 @@ class _Tokens:
         detail = f"{reply.name}: {reply.text!r} was received"
         if turns := self._of_call[reply.call]:
             if not turns[0].text.startswith(reply.text):
-                self._wrong("wrong_answer", reply.call, f"{detail}, {turns[0].text!r} is stored")
+                self._wrong("wrong_reply", reply.call, f"{detail}, {turns[0].text!r} is stored")
             return
         sampled = [reply_of(run) for run in self._runs[reply.call]]
         counts_up = all(self._digit(ord(c) - ord("!")) == i % self._block for i, c in enumerate(reply.text))
         if any(text.startswith(reply.text) for text in sampled) or (self._unlogged and counts_up):
             return
-        self._wrong("wrong_answer", reply.call, f"{detail}, nothing is stored, engines sampled {sampled}")
+        self._wrong("wrong_reply", reply.call, f"{detail}, nothing is stored, engines sampled {sampled}")
 
     def _digit(self, token: int) -> int:
         return token % self._block if 0 <= token < self._block * self._blocks else -1
@@ -279,8 +279,8 @@ class _Tokens:
         return version
 
     def _check_questions(self, owners: dict[str, str]) -> None:
-        """Check that every trained turn answers one question, once, in the question's own episode."""
-        answered: dict[str, Turn] = {}
+        """Check that every trained turn replies to one question, once, in the question's own episode."""
+        responded: dict[str, Turn] = {}
         for turn in self._turns:
             call, owner = turn.row["call_id"], owners.get(turn.ask)
             if owner is not None and owner != turn.row["episode_id"]:
@@ -291,10 +291,10 @@ class _Tokens:
             self._report.facts["turns"] += 1
             if owner is None:
                 self._wrong("doubled", call, f"{turn.name}: no client sent its question")
-            elif turn.ask in answered:
-                detail = f"{turn.name}: {answered[turn.ask].name} answers the same question"
+            elif turn.ask in responded:
+                detail = f"{turn.name}: {responded[turn.ask].name} answers the same question"
                 self._wrong("doubled", call, detail)
-            answered[turn.ask] = turn
+            responded[turn.ask] = turn
 
     def _wrong(self, kind: str, call: str, detail: str, count: int = 1) -> None:
         self._report.wrong(kind, detail, count, call)

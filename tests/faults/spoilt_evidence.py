@@ -95,7 +95,7 @@ def turn_twice(evidence: Evidence) -> None:
 
 
 def sampled_twice(evidence: Evidence) -> None:
-    """Answer one question by two trained turns with samples of their own."""
+    """Reply to one question by two trained turns with samples of their own."""
     row = dict(_longest(evidence)[1])
     labels = [span[0] for span in row["spans"] for _ in range(span[1])]
     first = 1 + max(evidence.marks)

@@ -35,9 +35,9 @@ async def send(
 async def chat(stage: Stage, agent: str, messages: Sequence[Any], reply: str = "so", **more: Any) -> str:
     """Return the id of the episode of a call with this reply."""
     stage[1].replies.append(reply)
-    answer = await send(stage, agent, messages, **more)
-    assert answer.status_code == 200, answer.text
-    return answer.headers["x-headgate-episode"]
+    response = await send(stage, agent, messages, **more)
+    assert response.status_code == 200, response.text
+    return response.headers["x-headgate-episode"]
 
 
 async def notice_of(stage: Stage, episode: str) -> str:
@@ -46,5 +46,5 @@ async def notice_of(stage: Stage, episode: str) -> str:
     return row["notice"]
 
 
-def code(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["error"]["code"]
+def code(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]

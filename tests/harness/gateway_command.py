@@ -61,13 +61,13 @@ class Served:
         os.kill(self.process.pid, number)
 
     async def status(self, path: str) -> tuple[int, str]:
-        """Return an answer's status and its error's code; (0, "") if there is no connection."""
+        """Return a response's status and its error's code; (0, "") if there is no connection."""
         async with httpx.AsyncClient(base_url=self.url, timeout=LONG_S) as http:
             try:
-                answer = await http.get(path)
+                response = await http.get(path)
             except httpx.TransportError:
                 return 0, ""
-            return answer.status_code, (answer.json().get("error") or {}).get("code", "")
+            return response.status_code, (response.json().get("error") or {}).get("code", "")
 
     async def ready(self) -> None:
         """Return once calls would be served."""

@@ -65,9 +65,9 @@ class RunningGateway:
 
     async def fake(self, path: str, slot: Any = None, **values: Any) -> dict[str, Any]:
         """Request `faults` or `state` of a fake engine: of the first, if no slot is named."""
-        answer = await self.http.post(f"{(slot or self.slot).url}/fake/{path}", json=values)
-        answer.raise_for_status()
-        return answer.json()
+        response = await self.http.post(f"{(slot or self.slot).url}/fake/{path}", json=values)
+        response.raise_for_status()
+        return response.json()
 
     async def open(self, task: str = "task", **kwargs: Any) -> tuple[str, dict[str, str]]:
         """Return an open episode's id, and the headers of its agent."""
@@ -82,8 +82,8 @@ class RunningGateway:
 
     async def sample(self, headers: dict[str, str], **body: Any) -> None:
         """Sample a token, without which no reward of an episode counts."""
-        answer = await self.chat(headers, **{"max_tokens": 1, **body})
-        assert answer.status_code == 200, answer.text
+        response = await self.chat(headers, **{"max_tokens": 1, **body})
+        assert response.status_code == 200, response.text
 
     async def chat(self, headers: dict[str, str], **body: Any) -> httpx.Response:
         """One chat completion."""
@@ -139,7 +139,7 @@ class _Server(uvicorn.Server):
         self.ending.set()
 
     async def main_loop(self) -> None:
-        await self.on_tick(0)  # the headers of every answer
+        await self.on_tick(0)  # the headers of every response
         self.serving.set()
         await self.ending.wait()
 

@@ -48,7 +48,7 @@ def together(episode: Episode) -> int:
 
 
 def noisy(episode: Episode) -> float:
-    """Everything that could be taken for an answer, and reads all that could be taken for a question."""
+    """Send everything that could be taken for a response, and read all that could be taken for a question."""
     lie = '{"reward": 98}'
     print(lie, flush=True)
     sys.stdout.write(lie + "\n")

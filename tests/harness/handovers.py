@@ -12,7 +12,7 @@ def mark(logprob: float) -> int:
 
 
 @dataclass
-class Answer:
+class StreamedReply:
     """The part of a stream that a client has got."""
 
     id: str = ""

@@ -19,15 +19,15 @@ Handler = Callable[[web.Request], Any]
 async def serving(
     directory: Path, key: str | None = None, first: Handler | None = None
 ) -> AsyncIterator[str]:
-    """Yield a server of the versions in a directory. `first` sees every request before it, and may answer it."""
+    """Yield a server of the versions in a directory. `first` sees every request before it, and may serve it."""
     async with AsyncExitStack() as stack:
         mirror = await stack.enter_async_context(Mirror(directory, key))
         app = create_server(mirror, key)
 
         @web.middleware
         async def look(request: web.Request, handler: Any) -> web.StreamResponse:
-            if first is not None and (answer := await first(request)) is not None:
-                return answer  # type: ignore[no-any-return]
+            if first is not None and (response := await first(request)) is not None:
+                return response  # type: ignore[no-any-return]
             return await handler(request)  # type: ignore[no-any-return]
 
         app.middlewares.insert(0, look)

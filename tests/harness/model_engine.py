@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gateway.engines.fake import FakeEngine, Faults
-from gateway.engines.fake.engine import Fingerprint
+from gateway.engines.fake.sampling import Fingerprint
 from trainer.model import pretrained as model
 
 
@@ -56,7 +56,7 @@ class ModelEngine(FakeEngine):
         return token, float(logprobs[token])
 
     async def score(self, ids: Sequence[int], adapter: str | None = None) -> list[dict[str, Any] | None]:
-        logprobs = self._logits(self._of(adapter)[0], ids).log_softmax(-1)
+        logprobs = self._logits(self._weights_of(adapter)[0], ids).log_softmax(-1)
         rows = [
             {str(token): {"logprob": float(row[token]), "rank": 1}}
             for row, token in zip(logprobs, ids[1:], strict=False)

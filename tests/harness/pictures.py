@@ -114,8 +114,8 @@ async def _take(
 
 async def _listed(url: str, **params: Any) -> list[dict[str, Any]]:
     async with httpx.AsyncClient(base_url=url) as http:
-        answer = (await http.get("/admin/v1/episodes", params={"limit": 100, **params})).raise_for_status()
-    return list(answer.json()["episodes"])
+        response = (await http.get("/admin/v1/episodes", params={"limit": 100, **params})).raise_for_status()
+    return list(response.json()["episodes"])
 
 
 async def _failed(url: str) -> str:

@@ -22,7 +22,7 @@ class Program:
     def __init__(
         self, port: int, alive: str, work: Callable[..., None], *arguments: Any, log: Path | None = None
     ) -> None:
-        """`alive`: a path that is answered with 200 once the program is ready."""
+        """`alive`: a path that is served with 200 once the program is ready."""
         self.url = f"http://127.0.0.1:{port}"
         self._alive, self._work, self._arguments, self._log = alive, work, arguments, log
         self._process: BaseProcess | None = None

@@ -3,7 +3,7 @@
     python -m tests.harness.ray_nodes
 
 The first line that it writes is the cluster's address. Then each line it reads is a JSON object, `{"add": {...}}` (what
-`Cluster.add_node` takes) or `{"remove": "ID"}` (killed, without a word), and is answered by a JSON object. It ends with its
+`Cluster.add_node` takes) or `{"remove": "ID"}` (killed, without a word), and is served by a JSON object. It ends with its
 input.
 Ray keeps what it has read of its environment for the life of a process, and tests with other environments share theirs.
 """
@@ -35,7 +35,7 @@ class RayNodes:
     def __init__(self, process: subprocess.Popen[str], token: str) -> None:
         self._process = process
         self.token = token
-        self.address: str = self._answer()["address"]
+        self.address: str = self._response()["address"]
         self._there: dict[str, str] = {}
         self._count = 0
 
@@ -65,9 +65,9 @@ class RayNodes:
     def _ask(self, **question: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         print(json.dumps(question), file=self._process.stdin, flush=True)
-        return self._answer()
+        return self._response()
 
-    def _answer(self) -> dict[str, Any]:
+    def _response(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the Ray nodes' process has ended; see its error output"
@@ -101,26 +101,26 @@ def ray_nodes() -> Iterator[RayNodes]:
 
 def main() -> None:
     """Start the nodes and wait until they are to end."""
-    answers = os.fdopen(os.dup(1), "w")
+    responses = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray's output goes elsewhere
     from ray.cluster_utils import Cluster
 
-    def answer(**values: Any) -> None:
-        print(json.dumps(values), file=answers, flush=True)
+    def response(**values: Any) -> None:
+        print(json.dumps(values), file=responses, flush=True)
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
         nodes = {}
-        answer(address=cluster.address)
+        response(address=cluster.address)
         for line in sys.stdin:
             question = json.loads(line)
             if "add" in question:
                 node = cluster.add_node(**question["add"])
                 nodes[node.node_id] = node
-                answer(id=node.node_id)
+                response(id=node.node_id)
             else:
                 cluster.remove_node(nodes.pop(question["remove"]), allow_graceful=False)
-                answer()
+                response()
     finally:
         cluster.shutdown()
 

@@ -151,10 +151,10 @@ async def _talk(gateway: RunningGateway, headers: dict[str, str], member: int) -
         {"role": "user", "content": WORDS[member % len(WORDS)]},
     ]
     for turn in range(2):
-        answer = await gateway.chat(headers, messages=conversation, max_tokens=24)
-        answer.raise_for_status()
+        response = await gateway.chat(headers, messages=conversation, max_tokens=24)
+        response.raise_for_status()
         conversation += [
-            answer.json()["choices"][0]["message"],
+            response.json()["choices"][0]["message"],
             {"role": "user", "content": f"And then? ({turn})"},
         ]
     if member == 3:

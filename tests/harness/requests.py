@@ -26,7 +26,7 @@ def ask(
     return GenerateRequest(name, prompt, Sampling(**sampling), interval, salt)
 
 
-async def answer(engine: Engine, request: GenerateRequest) -> list[TokenChunk]:
+async def response(engine: Engine, request: GenerateRequest) -> list[TokenChunk]:
     return [chunk async for chunk in engine.generate(request)]
 
 

@@ -41,10 +41,10 @@ class RunningCluster:
         """Return the URL of each engine that is open."""
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=10.0) as http:
             try:
-                answer = await http.get(f"{self.url}/admin/v1/engines")
+                response = await http.get(f"{self.url}/admin/v1/engines")
             except httpx.TransportError:
                 return {}
-        rows = answer.json().get("engines", []) if answer.is_success else []
+        rows = response.json().get("engines", []) if response.is_success else []
         return {row["name"]: row["url"] for row in rows if row["state"] == "open"}
 
     async def until_open(self, *prefixes: str) -> dict[str, str]:
@@ -74,14 +74,14 @@ class RunningCluster:
         await until(there, f"{name} is no more at {url}", UP_S)
 
     async def chat(self) -> str:
-        """Return the answer to one call."""
+        """Return the response to one call."""
         opened = await self.admin.open_episode("task", mode="eval")
         reply = await self.chat_of(opened)
         await self.admin.abandon(opened.episode_id, "only one call was needed")
         return reply
 
     async def chat_of(self, opened: EpisodeOpened, max_tokens: int = 8) -> str:
-        """Return the answer to a call of an episode."""
+        """Return the response to a call of an episode."""
         return (await self._ask(opened, max_tokens))["choices"][0]["message"]["content"]
 
     async def usage_of(self, opened: EpisodeOpened, max_tokens: int) -> dict[str, Any]:
@@ -92,9 +92,9 @@ class RunningCluster:
         body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
         async with httpx.AsyncClient(timeout=UP_S) as http:
             headers = {"Authorization": f"Bearer {opened.api_key}"}
-            answer = await http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
-        answer.raise_for_status()
-        return answer.json()
+            response = await http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
+        response.raise_for_status()
+        return response.json()
 
     async def fake(self, url: str, **faults: Any) -> None:
         """Set the misbehaviour of the fake engine at an address."""

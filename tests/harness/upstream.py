@@ -54,7 +54,7 @@ def events(parts: list[bytes] | AsyncIterator[bytes]) -> Response:
 
 
 class Elsewhere:
-    """The API: `respond` answers; `requests` is what came, `gone` how many streams lost their reader."""
+    """The API: `respond` responds; `requests` is what came, `gone` how many streams lost their reader."""
 
     def __init__(self) -> None:
         self.respond: Callable[[dict[str, Any]], Awaitable[Response]] = whole_or_streamed
@@ -62,9 +62,9 @@ class Elsewhere:
         self.gone = 0
 
     def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/chat/completions", self.answer, methods=["POST"])])
+        return Starlette(routes=[Route("/v1/chat/completions", self.respond, methods=["POST"])])
 
-    async def answer(self, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append((dict(request.headers), body))
         return await self.respond(body)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from bench.vllm_cpu import VLLM_CPU
 from gateway.config import EngineSettings, ModelSettings
 from gateway.engines.base import Engine
 from gateway.engines.process import LOOPBACK, command, connect
@@ -27,7 +28,7 @@ from tests.harness.waiting import until
 
 START_S = STAND_S = 600.0
 LENGTH = 32_768
-"""The most tokens of prompt and answer together: the tiny model samples so fast that a shorter answer is over before a busy
+"""The most tokens of prompt and response together: the tiny model samples so fast that a shorter response is over before a busy
 machine has sent the pause."""
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-engine" / "bin" / "python"
@@ -40,14 +41,8 @@ def vllm_settings(log: Path) -> dict[str, Any]:
     return {
         "launch": "vllm",
         "python": str(PYTHON),
-        "args": ["--enforce-eager", "--dtype", "float32", "--block-size", "32"],
-        "env": {
-            "VLLM_CPU_CI_ENV": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parent / "vllm_plugin"),
-        },
+        "args": VLLM_CPU["args"],
+        "env": {**VLLM_CPU["env"], "PYTHONPATH": str(Path(__file__).parent / "vllm_plugin")},
         "log": str(log),
     }
 
@@ -162,7 +157,7 @@ class SharedEngine:
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{self._port}/health", timeout=10) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self._port}/health", timeout=10) as response:
+                return bool(response.status == 200)
         except OSError:
             return False

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is an error in OpenAI's form, and the gateway goes on."""
+"""Whatever is sent, the response is an error in OpenAI's form, and the gateway goes on."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ async def test_a_form_that_the_engine_cannot_compile_is_a_bad_request(
     given = {"messages": [USER]} if path == "chat/completions" else {}
     body = {"model": "demo", **given, **values}
     streamed = await gateway.http.post(f"/v1/{path}", json={**body, "stream": True}, headers=headers)
-    answer = await gateway.http.post(f"/v1/{path}", json=body, headers=headers)
-    error = error_of(answer, 400, "invalid_schema")
+    response = await gateway.http.post(f"/v1/{path}", json=body, headers=headers)
+    error = error_of(response, 400, "invalid_schema")
     assert error_of(streamed, 400, "invalid_schema") == error
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert error["message"].startswith(f"{param}: ")
@@ -219,8 +219,8 @@ async def test_a_model_of_another_type_is_not_called_missing(gateway: RunningGat
 async def test_a_key_in_the_wrong_place_is_found_there_and_not_quoted(
     gateway: RunningGateway, headers: dict[str, str], query: str, reason: str
 ) -> None:
-    answer = await gateway.http.post(f"/v1/chat/completions{query}", headers=headers, json={})
-    message = error_of(answer, 401, "missing_api_key")["message"]
+    response = await gateway.http.post(f"/v1/chat/completions{query}", headers=headers, json={})
+    message = error_of(response, 401, "missing_api_key")["message"]
     assert reason in message and "`Authorization: Bearer KEY`" in message and "hg-key" not in message
 
 
@@ -241,9 +241,9 @@ async def test_a_wrong_body_of_a_reward_leaves_the_episode_open(
 async def test_a_closed_episode_takes_no_calls(gateway: RunningGateway) -> None:
     episode, headers = await gateway.open("bad")
     await gateway.admin.reward(episode, 1.0)
-    answer = await gateway.chat(headers, model="demo")
-    error_of(answer, 409, "episode_closed")
-    assert answer.headers["x-should-retry"] == "false"
+    response = await gateway.chat(headers, model="demo")
+    error_of(response, 409, "episode_closed")
+    assert response.headers["x-should-retry"] == "false"
     error_of(await gateway.http.post(f"/admin/v1/episodes/{episode}/abandon", json={}), 409, "episode_closed")
 
 
@@ -299,14 +299,14 @@ async def test_the_admin_api_reads_bodies_as_the_calls_are_read(
 async def test_json_is_read_whatever_its_content_type(gateway: RunningGateway, kind: str) -> None:
     """`curl -d` names the content type of a form."""
     body = b'{"task_id": "typed", "mode": "eval"}'
-    answer = await gateway.http.post("/admin/v1/episodes", content=body, headers={"content-type": kind})
-    assert answer.status_code == 200, answer.text
+    response = await gateway.http.post("/admin/v1/episodes", content=body, headers={"content-type": kind})
+    assert response.status_code == 200, response.text
 
 
 async def test_a_query_parameter_that_is_unknown_is_refused_with_those_that_are_known(
     gateway: RunningGateway,
 ) -> None:
-    """A filter that is ignored would answer everything."""
+    """A filter that is ignored would return everything."""
     await gateway.open("filtered", mode="eval")
     for path, name in (
         ("/episodes?task=x", "task"),
@@ -341,9 +341,9 @@ async def test_every_route_refuses_query_parameters_that_it_does_not_have(
     gateway: RunningGateway, method: str, path: str, known: str
 ) -> None:
     _, headers = await gateway.open("queried", mode="eval")
-    answer = await gateway.http.request(method, path, headers=headers, json={"model": "demo"})
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["message"].endswith(f"takes {known}")
+    response = await gateway.http.request(method, path, headers=headers, json={"model": "demo"})
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["message"].endswith(f"takes {known}")
     name = path.partition("?")[2].partition("=")[0]
     assert error.get("param", name) == name
 
@@ -379,9 +379,9 @@ async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
         ("/admin/v1/engines", "GET, HEAD, POST"),
         (f"/admin/v1/engines/{gateway.slot.name}", "GET, HEAD, DELETE"),
     ):
-        answer = await gateway.http.put(path)
-        error_of(answer, 405, "wrong_method")
-        assert answer.headers["allow"] == allowed
+        response = await gateway.http.put(path)
+        error_of(response, 405, "wrong_method")
+        assert response.headers["allow"] == allowed
     counted = await counts()
     assert counted["wrong_method"] == before["wrong_method"] + 3
     assert counted["no_such_route"] == before["no_such_route"] + 1
@@ -391,13 +391,13 @@ async def test_a_wrong_base_url_is_explained_and_never_redirected(gateway: Runni
     twice = await gateway.http.post("/v1/responses/responses", json={"model": "demo"})
     assert "It has an endpoint twice" in error_of(twice, 404, "no_such_route")["message"]
     for path in ("/chat/completions", "/e/ep-1/chat/completions", "/v1/chat/completions/", "/v1/models/"):
-        answer = await gateway.http.get(path, headers={"host": "localhost:9"})
-        error = error_of(answer, 404, "no_such_route")
+        response = await gateway.http.get(path, headers={"host": "localhost:9"})
+        error = error_of(response, 404, "no_such_route")
         root = gateway.url + ("/e/ep-1" if path.startswith("/e/") else "")
         assert f"{root}/v1" in error["message"] or "Leave out the slash" in error["message"]
 
 
-async def test_head_is_answered_as_get_is_without_the_body(gateway: RunningGateway) -> None:
+async def test_head_is_served_as_get_is_without_the_body(gateway: RunningGateway) -> None:
     for path in ("/", "/healthz", "/v1/models", "/admin/v1/status", "/metrics"):
         head, get = await gateway.http.head(path), await gateway.http.get(path)
         assert (head.status_code, head.content) == (200, b""), path
@@ -409,8 +409,8 @@ async def test_head_is_answered_as_get_is_without_the_body(gateway: RunningGatew
 
 async def test_tools_for_vllm_find_what_they_ask_first(gateway: RunningGateway) -> None:
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
-        answer = await gateway.http.request(method, path)
-        assert (answer.status_code, answer.content) == (200, b"")
+        response = await gateway.http.request(method, path)
+        assert (response.status_code, response.content) == (200, b"")
     assert (await gateway.http.get("/version")).json() == {"version": metadata.version("headgate")}
 
 

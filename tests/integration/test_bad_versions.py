@@ -106,9 +106,9 @@ async def test_tensors_are_compared_before_any_engine_is_touched(tiny_model: Pat
     manifest = json.loads((folder / "manifest.json").read_text())
     bad = publish(folder, tmp_path / "renamed", 1, 0, manifest["probe"])
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
-        answer = await gateway.http.post("/admin/v1/weights", json={"version": 1, "path": str(bad)})
-        assert answer.status_code == 422
-        error: dict[str, Any] = answer.json()["error"]
+        response = await gateway.http.post("/admin/v1/weights", json={"version": 1, "path": str(bad)})
+        assert response.status_code == 422
+        error: dict[str, Any] = response.json()["error"]
         assert error["code"] == "wrong_tensors"
         assert "tensor 'model.room.weight' is not one of the first version's" in error["message"]
         assert gateway.engine.label == "0"

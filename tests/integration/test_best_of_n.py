@@ -33,18 +33,18 @@ async def narrow(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGatew
 
 
 async def turns_and_ids(
-    gateway: RunningGateway, episode: str, *answers: httpx.Response
+    gateway: RunningGateway, episode: str, *responses: httpx.Response
 ) -> tuple[set[str], set[str]]:
     """The recorded turns that are trained, and the replies that clients got: the ids of both."""
     turns = {turn["call_id"] for turn in await turns_of(gateway, episode) if not turn["mask_reason"]}
-    return turns, {answer.json()["id"] for answer in answers}
+    return turns, {response.json()["id"] for response in responses}
 
 
-async def check_own_replies(gateway: RunningGateway, episode: str, *answers: httpx.Response) -> None:
+async def check_own_replies(gateway: RunningGateway, episode: str, *responses: httpx.Response) -> None:
     """Every client has a reply of its own, and nothing else is trained."""
-    assert [answer.status_code for answer in answers] == [200] * len(answers)
-    turns, ids = await turns_and_ids(gateway, episode, *answers)
-    assert turns == ids and len(ids) == len(answers)
+    assert [response.status_code for response in responses] == [200] * len(responses)
+    turns, ids = await turns_and_ids(gateway, episode, *responses)
+    assert turns == ids and len(ids) == len(responses)
 
 
 async def test_what_the_sdk_sends_again_after_a_429_is_not_its_siblings_reply(narrow: RunningGateway) -> None:
@@ -53,9 +53,9 @@ async def test_what_the_sdk_sends_again_after_a_429_is_not_its_siblings_reply(na
     body = lasting(narrow)
     refused: list[httpx.Request] = []
 
-    async def note(answer: httpx.Response) -> None:
-        if answer.status_code == 429 and answer.request.headers["x-stainless-retry-count"] == "0":
-            refused.append(answer.request)
+    async def note(response: httpx.Response) -> None:
+        if response.status_code == 429 and response.request.headers["x-stainless-retry-count"] == "0":
+            refused.append(response.request)
 
     http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
     url, key = f"{narrow.url}/v1", opened.api_key
@@ -65,8 +65,8 @@ async def test_what_the_sdk_sends_again_after_a_429_is_not_its_siblings_reply(na
         asking = asyncio.gather(*(client.chat.completions.create(**body) for _ in range(3)))
         await until(lambda: len(refused) == 2, "two of the three are refused while the other one runs")
         await release(narrow)
-        answers = await asking
-    assert len({answer.id for answer in answers}) == 3
+        responses = await asking
+    assert len({response.id for response in responses}) == 3
     assert len(await turns_of(narrow, opened.episode_id)) == 3
 
 
@@ -104,12 +104,12 @@ async def test_a_retry_of_a_call_that_failed_begins_while_its_sibling_runs(gatew
     failing = sorted(live.calls, key=lambda call: call.details.received_at)[1]
     await failing.stop(Unavailable("its engine is gone", retry_after=1.0, code="no_engine"))
     await until(lambda: len(live.calls) == 1, "one has failed")
-    answered = {call.reply.call_id for call in live.calls}
+    responded = {call.reply.call_id for call in live.calls}
     await release(gateway)
     again = await send(gateway, headers, body, **RETRY)
-    answers = await asyncio.gather(first, second)
-    (other,) = [answer for answer in answers if answer.status_code == 200]
-    assert {other.json()["id"]} == answered
+    responses = await asyncio.gather(first, second)
+    (other,) = [response for response in responses if response.status_code == 200]
+    assert {other.json()["id"]} == responded
     await check_own_replies(gateway, episode, other, again)
 
 
@@ -134,16 +134,16 @@ async def test_a_reply_that_lost_its_client_is_taken_once(gateway: RunningGatewa
     await drop(gateway, headers, body, 20)
     (live,) = gateway.services.episodes._live.values()
     (lost,) = live.calls
-    answers = await asyncio.gather(*(send(gateway, headers, body, **RETRY) for _ in range(2)))
-    assert lost.reply.call_id in {answer.json()["id"] for answer in answers}
+    responses = await asyncio.gather(*(send(gateway, headers, body, **RETRY) for _ in range(2)))
+    assert lost.reply.call_id in {response.json()["id"] for response in responses}
     # the first of them joins; then no process knows of a second client, and it may have lost its connection unnoticed
-    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len({response.json()["id"] for response in responses}) == 1
     await hold_after(gateway, 5)
     served = asyncio.create_task(send(gateway, headers, body))
     await arrived(gateway, 1)
     await drop_next_to_another(gateway, headers, body)
     again = await asyncio.gather(*(send(gateway, headers, body, **RETRY) for _ in range(2)))
-    await check_own_replies(gateway, episode, answers[0], await served, *again)
+    await check_own_replies(gateway, episode, responses[0], await served, *again)
 
 
 async def drop_next_to_another(
@@ -183,10 +183,10 @@ async def test_an_agents_call_that_was_refused_is_given_no_other_ones_episode(na
     await arrived(narrow, 1)
     assert (await send(narrow, headers, body)).status_code == 429
     await release(narrow)
-    answer = await first
+    response = await first
     again = await send(narrow, headers, body, **RETRY)
-    assert again.headers["x-headgate-episode"] != answer.headers["x-headgate-episode"]
-    assert again.json()["id"] != answer.json()["id"]
+    assert again.headers["x-headgate-episode"] != response.headers["x-headgate-episode"]
+    assert again.json()["id"] != response.json()["id"]
     await stops(narrow)
 
 
@@ -216,16 +216,16 @@ async def test_what_one_process_refused_another_one_begins(
                 again = asyncio.create_task(ask(http, **RETRY), name="again")
                 await until(lambda: engine.held == 2 or again.done(), "it generates, too")
                 engine.release()
-                answers = [await again, await first]
-            assert [answer.status_code for answer in answers] == [200, 200]
-            ids = {answer.json()["id"] for answer in answers}
+                responses = [await again, await first]
+            assert [response.status_code for response in responses] == [200, 200]
+            ids = {response.json()["id"] for response in responses}
             turns = [n for n in (await admin.trajectory(opened.episode_id))["nodes"] if n["sampled"]]
             assert len(ids) == 2 and {turn["call_id"] for turn in turns} == ids
             assert [turn["mask_reason"] for turn in turns] == ["", ""]
             await known(one.services.replies._handover, place, 0)
 
 
-async def test_once_another_process_has_answered_a_refused_request_a_lost_connection_gets_its_reply(
+async def test_once_another_process_has_served_a_refused_request_a_lost_connection_gets_its_reply(
     postgres: PostgresServer,
     redis: RedisServer,
     tiny_model: Path,

@@ -18,11 +18,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.engines.fake.engine import Faults
+from gateway.engines.fake import Faults
 from gateway.engines.fake.log import SampleLog
 from tests.harness.clusters import Cluster, run_cluster
 from tests.harness.expiry import patient_bus
-from tests.harness.handovers import Answer, mark
+from tests.harness.handovers import StreamedReply, mark
 from tests.harness.retries import RETRY
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
 from tests.harness.waiting import until, within
@@ -53,8 +53,8 @@ class Agent:
     """Send one request after another, disconnect now and then, and retry until each has its reply."""
 
     def __init__(self, cluster: Cluster, key: str, number: int, dice: random.Random) -> None:
-        self.finished: list[Answer] = []
-        self.unfinished: list[Answer] = []
+        self.finished: list[StreamedReply] = []
+        self.unfinished: list[StreamedReply] = []
         self._members = cluster.members
         self._headers = {"Authorization": f"Bearer {key}"}
         self._number = number
@@ -72,33 +72,35 @@ class Agent:
                 await asyncio.sleep(self._dice.random() * 0.1)
 
     async def _ask(self, body: dict[str, Any], headers: dict[str, str], patient: bool) -> bool:
-        """Return whether it got the answer; an impatient agent may hang up before."""
-        answer, url = Answer(), self._dice.choice(self._members).url
+        """Return whether it got the response; an impatient agent may hang up before."""
+        reply, url = StreamedReply(), self._dice.choice(self._members).url
         try:
             async with asyncio.timeout(60.0 if patient else self._dice.random() * 0.3):
-                await self._read(url, body, headers, answer)
+                await self._read(url, body, headers, reply)
         except (TimeoutError, httpx.HTTPError):
-            answer.failed = True
-        (self.finished if answer.finish and not answer.failed else self.unfinished).append(answer)
-        return self.finished[-1:] == [answer]
+            reply.failed = True
+        (self.finished if reply.finish and not reply.failed else self.unfinished).append(reply)
+        return self.finished[-1:] == [reply]
 
-    async def _read(self, url: str, body: dict[str, Any], headers: dict[str, str], answer: Answer) -> None:
+    async def _read(
+        self, url: str, body: dict[str, Any], headers: dict[str, str], reply: StreamedReply
+    ) -> None:
         given = {**self._headers, **headers}
         async with (
             httpx.AsyncClient(base_url=url, timeout=60.0) as http,
-            http.stream("POST", "/v1/chat/completions", json=body, headers=given) as response,
+            http.stream("POST", "/v1/chat/completions", json=body, headers=given) as http_response,
         ):
-            assert response.status_code in (200, 503), await response.aread()
-            if response.status_code == 503:
-                answer.failed = True
+            assert http_response.status_code in (200, 503), await http_response.aread()
+            if http_response.status_code == 503:
+                reply.failed = True
             elif body["stream"]:
-                async for line in response.aiter_lines():
-                    answer.take(line)
+                async for line in http_response.aiter_lines():
+                    reply.take(line)
             else:
-                whole = json.loads(await response.aread())
-                answer.id, choice = whole["id"], whole["choices"][0]
-                answer.marks = [mark(entry["logprob"]) for entry in choice["logprobs"]["content"]]
-                answer.finish = choice["finish_reason"]
+                whole = json.loads(await http_response.aread())
+                reply.id, choice = whole["id"], whole["choices"][0]
+                reply.marks = [mark(entry["logprob"]) for entry in choice["logprobs"]["content"]]
+                reply.finish = choice["finish_reason"]
 
 
 async def lose(redis: RedisServer, how: str, dice: random.Random) -> None:
@@ -127,7 +129,7 @@ async def test_nothing_is_lost_or_doubled_with_the_bus(
         ]
         losing = asyncio.create_task(lose(redis, how, dice), name="lose")
         try:
-            async with within("every agent has all its answers", 300):
+            async with within("every agent has all its responses", 300):
                 await asyncio.gather(*(agent.run() for agent in agents))
         finally:
             losing.cancel()
@@ -144,14 +146,14 @@ async def test_nothing_is_lost_or_doubled_with_the_bus(
                 times.update(recorded[turn["call_id"]])
                 assert [sampled[m] for m in recorded[turn["call_id"]]] == turn["ids"]
             finished = {turn["call_id"] for turn in turns if turn["mask_reason"] != "abandoned"}
-            assert finished == {answer.id for answer in agent.finished}, (
+            assert finished == {reply.id for reply in agent.finished}, (
                 "one turn for each answer, and no other"
             )
             assert len(finished) == REQUESTS
-            assert all(recorded[answer.id] == answer.marks for answer in agent.finished)
-            for answer in agent.unfinished:
-                if answer.id in recorded:
-                    assert recorded[answer.id][: len(answer.marks)] == answer.marks
+            assert all(recorded[reply.id] == reply.marks for reply in agent.finished)
+            for reply in agent.unfinished:
+                if reply.id in recorded:
+                    assert recorded[reply.id][: len(reply.marks)] == reply.marks
     assert max(times.values()) == 1, "no sampling is in two turns"
     if losing.done() and not losing.cancelled():
         losing.result()
@@ -192,7 +194,10 @@ async def test_a_retry_that_nothing_is_known_of_and_its_call_that_is_being_recor
     """
     one, other = cluster.members
     redis.stop()
-    recording, claiming = Gate(one.services.database, "_insert"), Gate(other.services.database, "_answered")
+    recording, claiming = (
+        Gate(one.services.database, "_insert"),
+        Gate(other.services.database, "_stored_reply"),
+    )
     async with cluster.admin() as admin:
         opened = await admin.open_episode("t")
         agent = Agent(cluster, opened.api_key, 0, random.Random(1))
@@ -205,12 +210,12 @@ async def test_a_retry_that_nothing_is_known_of_and_its_call_that_is_being_recor
         clock = time.time
         with monkeypatch.context() as patched:
             patched.setattr(time, "time", lambda: clock() + ahead_s)
-            asking = asyncio.create_task(agent._read(one.url, body, {}, Answer()), name="asks")
+            asking = asyncio.create_task(agent._read(one.url, body, {}, StreamedReply()), name="asks")
             await recording.held.wait()
         asking.cancel()
         await asyncio.wait({asking})
-        answer = Answer()
-        again = asyncio.create_task(agent._read(other.url, body, RETRY, answer), name="asks-again")
+        reply = StreamedReply()
+        again = asyncio.create_task(agent._read(other.url, body, RETRY, reply), name="asks-again")
         await claiming.held.wait()
         gates = [recording, claiming] if first == "record" else [claiming, recording]
         for gate in gates:
@@ -219,7 +224,7 @@ async def test_a_retry_that_nothing_is_known_of_and_its_call_that_is_being_recor
         await again
         await until(lambda: not one.services.replies._completions, "the first call is over")
         turns = [n for n in (await admin.trajectory(opened.episode_id))["nodes"] if n["sampled"]]
-    assert answer.finish == "stop"
-    reasons = {turn["call_id"] == answer.id: turn["mask_reason"] for turn in turns}
+    assert reply.finish == "stop"
+    reasons = {turn["call_id"] == reply.id: turn["mask_reason"] for turn in turns}
     assert reasons == ({True: ""} if first == "record" else {True: "", False: "abandoned"})
     assert len(turns) == len(reasons)

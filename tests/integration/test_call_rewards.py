@@ -145,7 +145,7 @@ async def test_they_are_of_recorded_calls_of_open_episodes(gateway: RunningGatew
     for wrong in ("NaN", "Infinity", '"1"x'):
         path = f"/admin/v1/episodes/{other}/calls/{others}/reward"
         body = f'{{"reward": {wrong}}}'
-        answer = await gateway.http.post(
+        response = await gateway.http.post(
             path, content=body.encode(), headers={"content-type": "application/json"}
         )
-        assert answer.status_code == 400
+        assert response.status_code == 400

@@ -100,8 +100,8 @@ async def test_ids_of_tool_calls_distinguish_equal_conversations(stage: Stage) -
     same, calls = [user("add")], {}
     for _ in range(2):
         stage[1].replies.append(TOOL_CALL)
-        answer = await send(stage, "ann", same, tools=TOOLS)
-        calls[answer.headers["x-headgate-episode"]] = answer.json()["choices"][0]["message"]
+        response = await send(stage, "ann", same, tools=TOOLS)
+        calls[response.headers["x-headgate-episode"]] = response.json()["choices"][0]["message"]
     assert len(calls) == 2
     for episode, message in calls.items():
         (call,) = message["tool_calls"]
@@ -154,9 +154,9 @@ async def test_a_request_names_its_episode(stage: Stage, how: str) -> None:
         ("ann", naming(opened.episode_id)),
         ("ann", naming("ep-none")),
     ):
-        answer = await send(stage, agent, [USER], **named)
-        assert code(answer) == (404, "no_episode")
-        assert "no episode" in answer.json()["error"]["message"]
+        response = await send(stage, agent, [USER], **named)
+        assert code(response) == (404, "no_episode")
+        assert "no episode" in response.json()["error"]["message"]
     await gateway.admin.abandon(first, "enough")
     assert code(await send(stage, "ann", [USER], **naming(first))) == (409, "episode_closed")
     assert code(await send(stage, "bob", [USER], **naming(first))) == (404, "no_episode")
@@ -169,15 +169,15 @@ async def test_an_agents_key_reaches_the_episodes_that_were_opened_for_it(stage:
     assert await chat(stage, "ann", [USER], "r", **path) == opened.episode_id
     assert await chat(stage, opened.api_key, [USER], "s") == opened.episode_id, "its own key opens it too"
     assert code(await send(stage, "bob", [USER], **path)) == (404, "no_episode")
-    answer = await gateway.http.post("/admin/v1/episodes", json={"task_id": "t", "agent": "unknown"})
-    assert code(answer) == (400, "unknown_agent")
+    response = await gateway.http.post("/admin/v1/episodes", json={"task_id": "t", "agent": "unknown"})
+    assert code(response) == (400, "unknown_agent")
 
 
 async def test_a_wrong_key_or_name_is_refused_with_the_reason(stage: Stage) -> None:
     gateway = stage[0]
-    answer = await gateway.http.post("/v1/chat/completions", json={"model": "m", "messages": [USER]})
-    assert code(answer) == (401, "missing_api_key")
-    assert "Authorization" in answer.json()["error"]["message"]
+    response = await gateway.http.post("/v1/chat/completions", json={"model": "m", "messages": [USER]})
+    assert code(response) == (401, "missing_api_key")
+    assert "Authorization" in response.json()["error"]["message"]
     assert code(await send(stage, "the-key-of-no-agent-at-all", [USER])) == (401, "invalid_api_key")
     assert (await send(stage, "ann", [USER], path="/e/")).status_code == 404
     both = await send(stage, "ann", [USER], path="/e/ep-1", headers={"X-Headgate-Episode": "ep-2"})
@@ -218,8 +218,8 @@ async def test_an_idle_conversation_is_closed(stage: Stage) -> None:
 async def test_a_refused_call_leaves_no_open_episode(stage: Stage) -> None:
     gateway = stage[0]
     before = gateway.services.episodes.open_count
-    answer = await send(stage, "ann", [USER], max_tokens=10**9)
-    assert answer.status_code == 400
+    response = await send(stage, "ann", [USER], max_tokens=10**9)
+    assert response.status_code == 400
     assert gateway.services.episodes.open_count == before
     closed = (await gateway.admin.episodes(agent="ann", state="closed"))[0]
     assert closed["reason"] == "nothing_sampled"
@@ -229,11 +229,11 @@ async def test_each_prompt_without_messages_opens_a_conversation(stage: Stage) -
     gateway, engine = stage
     engine.replies += ["u", "v"]
     headers = {"Authorization": f"Bearer {KEYS['ann']}"}
-    answers = [
+    responses = [
         await gateway.http.post("/v1/completions", json={"model": "m", "prompt": p}, headers=headers)
         for p in ("once", "twice")
     ]
-    rows = [await gateway.admin.episode(a.headers["x-headgate-episode"]) for a in answers]
+    rows = [await gateway.admin.episode(a.headers["x-headgate-episode"]) for a in responses]
     assert rows[0]["task_id"] != rows[1]["task_id"]
 
 

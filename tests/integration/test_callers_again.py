@@ -62,9 +62,9 @@ async def drop(stage: Stage, gate: Gate, content: str, **more: Any) -> None:
     await until(lambda: gate.waiting == before, "the engine was stopped")
 
 
-def of(answer: httpx.Response) -> str:
-    assert answer.status_code == 200, answer.text
-    return answer.headers["x-headgate-episode"]
+def of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return response.headers["x-headgate-episode"]
 
 
 async def begun_with(stage: Stage, content: str) -> list[str]:
@@ -81,10 +81,10 @@ async def test_a_client_that_comes_back_finds_the_episode_that_it_opened(stage: 
         await drop(stage, gate, "lost", user="lost")
         stage[1].replies.append("found")
         gate.open.set()
-        answer = await send(stage, "ann", [user("lost")], user="lost", headers=RETRY)
-    assert answer.json()["choices"][0]["message"]["content"] == "found"
-    assert await begun_with(stage, "lost") == [of(answer)]
-    calls = (await stage[0].admin.episode(of(answer)))["calls"]
+        response = await send(stage, "ann", [user("lost")], user="lost", headers=RETRY)
+    assert response.json()["choices"][0]["message"]["content"] == "found"
+    assert await begun_with(stage, "lost") == [of(response)]
+    calls = (await stage[0].admin.episode(of(response)))["calls"]
     assert [call["finish_reason"] for call in calls] == ["stop"], "the same reply went on"
 
 
@@ -94,10 +94,10 @@ async def test_a_retry_among_equal_calls_finds_the_one_that_lost_its_client(stag
         await drop(stage, gate, "sample", user="sample")
         stage[1].replies.append("two")
         gate.open.set()
-        answer = await send(stage, "ann", [user("sample")], user="sample", headers=RETRY)
-    assert of(answer) != happy
-    assert answer.json()["choices"][0]["message"]["content"] == "two"
-    assert await begun_with(stage, "sample") == [happy, of(answer)]
+        response = await send(stage, "ann", [user("sample")], user="sample", headers=RETRY)
+    assert of(response) != happy
+    assert response.json()["choices"][0]["message"]["content"] == "two"
+    assert await begun_with(stage, "sample") == [happy, of(response)]
 
 
 async def test_a_reply_that_was_given_and_did_not_arrive_is_given_again(stage: Stage) -> None:
@@ -126,14 +126,16 @@ async def test_a_retry_that_could_repeat_several_calls_opens_an_episode_with_a_n
 
 
 async def test_a_call_that_was_refused_comes_back_as_a_sample_of_its_own(stage: Stage) -> None:
-    """Refusals are what training answers when all slots are taken: were a retry one with its equals, groups would collapse."""
+    """Refusals are what training receives when all slots are taken: were a retry one with its equals, groups would collapse."""
     first = await chat(stage, "few", [user("equal")], "x")
     assert code(await send(stage, "few", [user("equal")])) == (429, "too_many_episodes")
     assert code(await send(stage, "few", [user("equal")], headers=RETRY)) == (429, "too_many_episodes")
     await stage[0].admin.reward(first, 1.0)
     await chat(stage, "few", [user("equal")], "y", headers=RETRY)
-    answer = await send(stage, "few", [user("equal")], headers=RETRY)
-    assert answer.json()["choices"][0]["message"]["content"] == "y", "a second retry repeats the second call"
+    response = await send(stage, "few", [user("equal")], headers=RETRY)
+    assert response.json()["choices"][0]["message"]["content"] == "y", (
+        "a second retry repeats the second call"
+    )
 
 
 async def test_equal_idempotency_keys_are_one_call_however_they_come(stage: Stage) -> None:
@@ -146,25 +148,25 @@ async def test_equal_idempotency_keys_are_one_call_however_they_come(stage: Stag
         await until(lambda: gate.waiting > 0, "the engine has the request")
         stage[1].replies.append("one for all")
         gate.open.set()
-        answers = await asyncio.gather(*calls)
-    assert len({of(answer) for answer in answers}) == 1
-    assert len({answer.json()["id"] for answer in answers}) == 1
+        responses = await asyncio.gather(*calls)
+    assert len({of(response) for response in responses}) == 1
+    assert len({response.json()["id"] for response in responses}) == 1
     later = await send(stage, "ann", [user("together")], headers=key)
-    assert later.json()["id"] == answers[0].json()["id"]
+    assert later.json()["id"] == responses[0].json()["id"]
     reused = await send(stage, "ann", [user("another body")], headers=key)
     assert reused.status_code == 422
     made_up = [user("u"), assistant("never sampled"), user("v")]
     stage[1].replies += ["once", "not twice"]
     again = [send(stage, "ann", made_up, headers={"Idempotency-Key": "k-2"}) for _ in range(4)]
     unknown = await asyncio.gather(*again)
-    assert len({of(answer) for answer in unknown}) == 1
+    assert len({of(response) for response in unknown}) == 1
     stage[1].replies.clear()
 
 
 async def test_equal_calls_at_once_are_samples_of_their_own(stage: Stage) -> None:
     stage[1].replies += ["a", "b", "c", "d"]
-    answers = await asyncio.gather(*[send(stage, "ann", [user("four")]) for _ in range(4)])
-    assert len({of(answer) for answer in answers}) == 4
+    responses = await asyncio.gather(*[send(stage, "ann", [user("four")]) for _ in range(4)])
+    assert len({of(response) for response in responses}) == 4
 
 
 async def test_a_retry_finds_its_episode_after_a_restart(tiny_model: Path, tmp_path: Path) -> None:
@@ -196,8 +198,8 @@ async def test_groups_fill_up_in_order(tiny_model: Path, tmp_path: Path) -> None
         gateway, engine = stage
         engine.replies += ["r"] * 9
         ids = [
-            of(answer)
-            for answer in await asyncio.gather(*[send(stage, "ann", [user("t")]) for _ in range(3)])
+            of(response)
+            for response in await asyncio.gather(*[send(stage, "ann", [user("t")]) for _ in range(3)])
         ]
         rows = [await gateway.admin.episode(episode) for episode in ids]
         assert {row["mode"] for row in rows} == {"train"}

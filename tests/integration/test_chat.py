@@ -60,11 +60,11 @@ def finishes(chunks: list[Any]) -> list[str]:
 
 
 async def test_a_whole_reply(scripted: Scripted) -> None:
-    answer = await whole(scripted, "Hello, wörld 🙂")
-    assert answer.object == "chat.completion"
-    assert answer.id.startswith("chatcmpl-")
-    assert answer.model == "gpt-4o"
-    (choice,) = answer.choices
+    response = await whole(scripted, "Hello, wörld 🙂")
+    assert response.object == "chat.completion"
+    assert response.id.startswith("chatcmpl-")
+    assert response.model == "gpt-4o"
+    (choice,) = response.choices
     assert choice.message.role == "assistant"
     assert choice.message.content == "Hello, wörld 🙂"
     assert choice.message.tool_calls is None
@@ -72,10 +72,10 @@ async def test_a_whole_reply(scripted: Scripted) -> None:
     assert choice.logprobs is None
     request = scripted[1].requests[0]
     prompt, sampled = len(request["token_ids"]), len("Hello, wörld 🙂".encode()) + 1
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt, sampled)
-    assert answer.usage.total_tokens == prompt + sampled
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (prompt, sampled)
+    assert response.usage.total_tokens == prompt + sampled
     assert request["sampling_params"]["max_tokens"] == 2048 - prompt, "the reply may fill the context"
-    assert answer.service_tier == "default"  # litellm's groq/ fails without it
+    assert response.service_tier == "default"  # litellm's groq/ fails without it
 
 
 async def test_a_streamed_reply_is_the_same(scripted: Scripted) -> None:
@@ -97,10 +97,10 @@ async def test_parameters_reach_the_engine(scripted: Scripted) -> None:
 
 
 async def test_a_stop_string_ends_the_reply_and_is_in_no_part_of_it(scripted: Scripted) -> None:
-    answer = await whole(scripted, "one two three", stop=["three", " two"])
-    assert answer.choices[0].message.content == "one"
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage.completion_tokens == len("one two")
+    response = await whole(scripted, "one two three", stop=["three", " two"])
+    assert response.choices[0].message.content == "one"
+    assert response.choices[0].finish_reason == "stop"
+    assert response.usage.completion_tokens == len("one two")
     chunks = await streamed(scripted, "one two three", stop=" two")
     assert text_of(chunks) == "one"
     assert finishes(chunks) == ["stop"]
@@ -111,8 +111,8 @@ async def test_what_was_sampled_after_a_stop_string_is_not_recorded(scripted: Sc
     for stream in (False, True):
         engine.replies.append("one two three")
         episode, headers = await gateway.open("stop", mode="eval")
-        answer = await gateway.chat(headers, stop=["two"], stream=stream)
-        assert answer.status_code == 200
+        response = await gateway.chat(headers, stop=["two"], stream=stream)
+        assert response.status_code == 200
         nodes = await nodes_of(gateway, episode)
         assert nodes[-1]["text"] == "one two"
         (call,) = (await gateway.admin.episode(episode))["calls"]
@@ -124,10 +124,10 @@ async def test_log_probabilities_are_those_that_are_recorded(scripted: Scripted)
     for stream in (False, True):
         engine.replies.append("é yes")
         async with client_of(gateway, mode="eval") as (client, episode):
-            answer: Any = await client.chat.completions.create(
+            response: Any = await client.chat.completions.create(
                 model="m", messages=[USER], logprobs=True, stream=stream
             )
-            choices = [c async for c in _choices(answer)] if stream else answer.choices
+            choices = [c async for c in _choices(response)] if stream else response.choices
         entries = [entry for c in choices if c.logprobs for entry in c.logprobs.content]
         turn = (await nodes_of(gateway, episode))[-1]
         assert [entry.logprob for entry in entries] == pytest.approx(turn["logprobs"])
@@ -152,8 +152,8 @@ async def test_thinking_is_given_apart(scripted: Scripted) -> None:
 
 
 async def test_a_tool_call(scripted: Scripted) -> None:
-    answer = await whole(scripted, f"let me see\n{TOOL_CALL}", tools=TOOLS)
-    (choice,) = answer.choices
+    response = await whole(scripted, f"let me see\n{TOOL_CALL}", tools=TOOLS)
+    (choice,) = response.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "let me see"
     (call,) = choice.message.tool_calls
@@ -188,18 +188,18 @@ async def test_every_event_of_a_stream_is_one_line_of_data(scripted: Scripted) -
     gateway, engine = scripted
     engine.replies.append("yes")
     _, headers = await gateway.open("raw", mode="eval")
-    answer = await gateway.chat(headers, stream=True)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *events, end = answer.text.split("\n\n")
+    response = await gateway.chat(headers, stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, end = response.text.split("\n\n")
     assert end == ""
     assert events[-1] == "data: [DONE]"
     assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events[:-1])
 
 
-async def test_the_address_answers(scripted: Scripted) -> None:
+async def test_the_address_responds(scripted: Scripted) -> None:
     """Clients of Anthropic's ask for HEAD of their base URL first, whatever that is."""
     http = scripted[0].http
     for path in ("/", "/e/some-episode", "/e/some-episode/"):
-        answer = await http.head(path)
-        assert (answer.status_code, answer.content) == (200, b""), path
+        response = await http.head(path)
+        assert (response.status_code, response.content) == (200, b""), path
         assert (await http.get(path)).json()["name"] == "headgate"

@@ -35,9 +35,12 @@ async def test_the_turns_of_an_episode_land_anywhere_and_make_one_tree(cluster: 
         messages: list[object] = [{"role": "user", "content": "hi"}]
         for turn in range(6):
             member = cluster.members[turn % 2]
-            answer = await member.chat(opened.api_key, *messages, max_tokens=8)
-            assert answer.status_code == 200, answer.text
-            messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"go on {turn}"}]
+            response = await member.chat(opened.api_key, *messages, max_tokens=8)
+            assert response.status_code == 200, response.text
+            messages += [
+                response.json()["choices"][0]["message"],
+                {"role": "user", "content": f"go on {turn}"},
+            ]
         database = cluster.coordinator.services.database
         found = (await database.read(lambda c: turns.nodes(c, "demo", [opened.episode_id])))[
             opened.episode_id
@@ -83,8 +86,8 @@ async def test_the_next_member_decides_when_the_coordinator_has_left(cluster: Cl
         assert (await second.chat(opened.api_key)).status_code == 200
         await cluster.stop(first)
         await until(lambda: second.role == "coordinator", "the other one decides")
-        answer = await second.chat(opened.api_key)
-        assert answer.status_code == 200, answer.text
+        response = await second.chat(opened.api_key)
+        assert response.status_code == 200, response.text
         await admin.reward(opened.episode_id, 1.0)
     assert not second.lost
 
@@ -103,8 +106,8 @@ async def test_a_call_under_an_agents_key_outlives_a_coordinator_that_is_being_s
         call = asyncio.create_task(second.chat(key))
         await until(lambda: second.app.state.drain.running == 1, "the call waits")
         await cluster.stop(first)
-        answer = await call
-        assert answer.status_code == 200, answer.text
+        response = await call
+        assert response.status_code == 200, response.text
 
 
 async def test_calls_at_once_in_one_episode_by_both_members_clash_and_are_all_recorded(
@@ -118,10 +121,10 @@ async def test_calls_at_once_in_one_episode_by_both_members_clash_and_are_all_re
             )
             for i in range(24)
         ]
-        answers = await asyncio.gather(*calls)
-        assert [a.status_code for a in answers] == [200] * 24
+        responses = await asyncio.gather(*calls)
+        assert [a.status_code for a in responses] == [200] * 24
         shown = await admin.episode(opened.episode_id)
-        assert {call["id"] for call in shown["calls"]} == {answer.json()["id"] for answer in answers}
+        assert {call["id"] for call in shown["calls"]} == {response.json()["id"] for response in responses}
 
 
 async def test_every_member_reports_its_cluster_and_remembers_the_last_coordinator(
@@ -154,7 +157,7 @@ async def test_every_member_reports_its_cluster_and_remembers_the_last_coordinat
 async def test_a_call_that_is_sent_on_ends_with_its_client(
     postgres: PostgresServer, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole answer, under an agent's key: its engine stops, its place is free again, and it is recorded as abandoned."""
+    """A whole response, under an agent's key: its engine stops, its place is free again, and it is recorded as abandoned."""
     monkeypatch.setattr(generation, "WHOLE_INTERVAL", 1)
     key, store = "the-key-of-the-agent", postgres_store(postgres)
     given: dict[str, Any] = {

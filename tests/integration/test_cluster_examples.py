@@ -39,10 +39,10 @@ async def test_an_example_makes_three_updates_and_ends(
         async def trained() -> bool:
             assert process.returncode is None, cluster.output
             try:
-                answer = await http.get(f"{cluster.url}/admin/v1/status")
+                response = await http.get(f"{cluster.url}/admin/v1/status")
             except httpx.TransportError:
                 return False
-            return answer.is_success and answer.json()["version"] >= 3
+            return response.is_success and response.json()["version"] >= 3
 
         try:
             await until(trained, "three versions are live", UP_S)

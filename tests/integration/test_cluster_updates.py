@@ -269,7 +269,7 @@ async def test_an_engine_that_was_restarted_from_outside_samples_nothing_under_a
         for _ in range(2):
             await cluster.restart_engine(0)
             calls = [cluster.members[i % 2].chat(o.api_key, max_tokens=12) for i, o in enumerate(opened)]
-            assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
+            assert {response.status_code for response in await asyncio.gather(*calls)} == {200}
             await until(lambda: cluster.engines[0].label == "1", "it runs version 1 again")
             await until(lambda: all(map(placed, cluster.members)), "and is open")
         for episode in opened:

@@ -80,18 +80,18 @@ async def test_ids_go_on_where_their_reply_ended(gateway: RunningGateway) -> Non
 
 async def test_texts_and_ids_are_the_same(gateway: RunningGateway) -> None:
     encoded = [gateway.model.renderer.encode(prompt) for prompt in PROMPTS]
-    answers = []
+    responses = []
     for prompt in (PROMPTS, encoded, PROMPTS[0], encoded[0]):
         async with client_of(gateway) as (client, _):
-            answers.append([choice.text for choice in (await ask(client, prompt)).choices])
-    assert answers[0] == answers[1] == [*answers[2], answers[0][1]]
-    assert answers[2] == answers[3]
-    assert answers[0][0] != answers[0][1]
+            responses.append([choice.text for choice in (await ask(client, prompt)).choices])
+    assert responses[0] == responses[1] == [*responses[2], responses[0][1]]
+    assert responses[2] == responses[3]
+    assert responses[0][0] != responses[0][1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_replies_to_several_prompts(gateway: RunningGateway, stream: bool) -> None:
-    """Choice i * n + j answers prompt i; a seed makes the repetitions different, and each prompt's the same as alone."""
+    """Choice i * n + j is of prompt i; a seed makes the repetitions different, and each prompt's the same as alone."""
     async with client_of(gateway, mode="eval") as (client, episode):
         values: dict[str, Any] = {"n": 2, "seed": 7, "stream": stream}
         if stream:
@@ -102,9 +102,9 @@ async def test_several_replies_to_several_prompts(gateway: RunningGateway, strea
                     texts[choice.index] += choice.text
                 usage = chunk.usage
         else:
-            answer = await ask(client, PROMPTS, **values)
-            assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-            texts, usage = [choice.text for choice in answer.choices], answer.usage
+            response = await ask(client, PROMPTS, **values)
+            assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+            texts, usage = [choice.text for choice in response.choices], response.usage
         alone = await ask(client, PROMPTS[1], n=2, seed=7)
     nodes = await nodes_of(gateway, episode)
     paths = [gateway.model.renderer.decode(path_to(nodes, turn)) for turn in turns(nodes)[:4]]
@@ -119,8 +119,8 @@ async def test_several_replies_to_several_prompts(gateway: RunningGateway, strea
 async def test_each_choice_echoes_its_own_prompt(gateway: RunningGateway, encoded: bool) -> None:
     prompts = [gateway.model.renderer.encode(text) for text in PROMPTS] if encoded else PROMPTS
     async with client_of(gateway) as (client, _):
-        answer = await ask(client, prompts, n=2, echo=True)
-    for choice, prompt in zip(answer.choices, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, strict=True):
+        response = await ask(client, prompts, n=2, echo=True)
+    for choice, prompt in zip(response.choices, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2, strict=True):
         assert choice.text.startswith(prompt)
 
 
@@ -136,8 +136,8 @@ async def test_a_retry_of_several_prompts_samples_nothing_again(gateway: Running
 @pytest.mark.parametrize("stream", [False, True])
 async def test_log_probabilities(gateway: RunningGateway, stream: bool) -> None:
     async with client_of(gateway) as (client, episode):
-        answer = await ask(client, "once", logprobs=2, stream=stream)
-        parts = [chunk.choices[0] async for chunk in answer] if stream else [answer.choices[0]]
+        response = await ask(client, "once", logprobs=2, stream=stream)
+        parts = [chunk.choices[0] async for chunk in response] if stream else [response.choices[0]]
     found = [part.logprobs for part in parts if part.logprobs]
     (turn,) = turns(await nodes_of(gateway, episode))
     tokens = [token for part in found for token in part.tokens]
@@ -171,8 +171,8 @@ async def test_a_reply_is_what_the_model_wrote(
     for echo in (False, True):
         engine.replies.append(text)
         async with client_of(gateway) as (client, _):
-            answer = await ask(client, "so: ", max_tokens=500, echo=echo, stream=stream)
-            parts = [chunk.choices[0] async for chunk in answer] if stream else [answer.choices[0]]
+            response = await ask(client, "so: ", max_tokens=500, echo=echo, stream=stream)
+            parts = [chunk.choices[0] async for chunk in response] if stream else [response.choices[0]]
         assert "".join(part.text for part in parts) == ("so: " if echo else "") + text
         assert [part.finish_reason for part in parts if part.finish_reason] == ["stop"]
 
@@ -201,9 +201,9 @@ async def test_what_is_refused_is_named_and_nothing_is_sampled(
 ) -> None:
     episode, headers = await gateway.open("bad", mode="eval")
     sampled = gateway.engine.sampled
-    answer = await gateway.http.post("/v1/completions", json={"model": "m", **values}, headers=headers)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
+    response = await gateway.http.post("/v1/completions", json={"model": "m", **values}, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, param)
     assert param in error["message"]
     assert await nodes_of(gateway, episode) == []
     assert gateway.engine.sampled == sampled
@@ -216,8 +216,8 @@ async def test_a_request_to_an_upstream_model_is_relayed_unchanged(
     gateway, _ = relayed
     episode, headers = await gateway.open("task")
     body = {"model": "gpt-4o", "prompt": "x", "logprobs": 9}
-    answer = await gateway.http.post("/v1/completions", json=body, headers=headers)
-    assert (answer.status_code, answer.text) == (404, "Not Found")  # that API has no such path
+    response = await gateway.http.post("/v1/completions", json=body, headers=headers)
+    assert (response.status_code, response.text) == (404, "Not Found")  # that API has no such path
     (call,) = (await gateway.admin.episode(episode))["calls"]
     exchange = await gateway.admin.exchange(episode, call["id"])
     assert (call["api"], exchange["request"]["logprobs"], exchange["status"]) == ("completions", 9, 404)

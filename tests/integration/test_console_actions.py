@@ -29,7 +29,7 @@ async def test_a_question_comes_before_a_call_is_moved_and_an_engine_drained(
         page, dialog = shown.page, shown.page.get_by_role("dialog")
         episode, headers = await gateway.open(mode="eval")
         await hold_after(gateway, 3)
-        answering = asyncio.create_task(gateway.chat(headers, max_tokens=20), name="call")
+        responding = asyncio.create_task(gateway.chat(headers, max_tokens=20), name="call")
         await arrived(gateway, 1)
         (call,) = (await gateway.http.get("/admin/v1/calls")).json()["calls"]
         (other,) = [slot.name for slot in slots(gateway) if slot.name != call["engine"]]
@@ -54,7 +54,7 @@ async def test_a_question_comes_before_a_call_is_moved_and_an_engine_drained(
         await expect(drain).to_have_count(0)
         assert [slot.name for slot in slots(gateway)] == [call["engine"]]
         await release(gateway)
-        assert (await answering).status_code == 200
+        assert (await responding).status_code == 200
         (record,) = (await gateway.admin.episode(episode))["calls"]
         assert (record["engine"], record["pauses"]) == (call["engine"], 2)
 

@@ -40,8 +40,8 @@ async def gateway(
 
 async def ask(client: Any, messages: list[Any], **kwargs: Any) -> str:
     kwargs = {"model": "m", "max_tokens": 12, **kwargs}
-    answer = await client.chat.completions.create(messages=messages, **kwargs)
-    return answer.choices[0].message.content
+    response = await client.chat.completions.create(messages=messages, **kwargs)
+    return response.choices[0].message.content
 
 
 def assistant(content: str) -> dict[str, str]:
@@ -164,11 +164,11 @@ async def test_only_requested_parameters_are_stored_as_requested(gateway: Runnin
 @pytest.mark.parametrize(("mode", "used"), [("train", 50), ("eval", 90)])
 async def test_training_bounds_the_tokens_of_a_reply(gateway: RunningGateway, mode: Any, used: int) -> None:
     async with client_of(gateway, mode=mode) as (client, episode):
-        answer = await client.chat.completions.create(
+        response = await client.chat.completions.create(
             model="m", messages=[USER], max_tokens=90, extra_body={"ignore_eos": True}
         )
     (call,) = (await gateway.admin.episode(episode))["calls"]
-    assert answer.choices[0].finish_reason == "length"
+    assert response.choices[0].finish_reason == "length"
     assert (call["requested"]["max_tokens"], call["used"]["max_tokens"]) == (90, used)
     assert call["completion_tokens"] == call["used"]["min_tokens"] == used
     (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]

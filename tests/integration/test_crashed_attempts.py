@@ -34,10 +34,10 @@ class Crashing:
         for step in ("one", "two"):
             message = {"role": "user", "content": step}
             body = {"model": "m", "messages": [message], "max_tokens": 8}
-            answer = await send(self.gateway, headers, body, **{"Idempotency-Key": f"step {step}"})
-            assert answer.status_code == 200
-            replies.append(answer.json()["id"])
-            episode = answer.headers["x-headgate-episode"]
+            response = await send(self.gateway, headers, body, **{"Idempotency-Key": f"step {step}"})
+            assert response.status_code == 200
+            replies.append(response.json()["id"])
+            episode = response.headers["x-headgate-episode"]
             await self.gateway.admin.call_reward(episode, replies[-1], 0.25)
         if len(self.replies) == 1:
             await self.gateway.admin.reward(episode, -5.0, {"form": -5.0}, final=False)

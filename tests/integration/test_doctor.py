@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from gateway.config import EngineSettings
 from gateway.config.settings import Settings
 from gateway.doctor import machine
-from gateway.doctor.engines import examine_answer, examine_arguments
+from gateway.doctor.engines import examine_arguments, examine_response
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.store.connections import connect
@@ -53,7 +53,7 @@ async def test_a_configuration_that_works_has_no_problem(
         status, found = await findings(values, tmp_path)
     assert status == 0
     assert {level for ones in found.values() for level, _ in ones} == {"ok"}, found
-    assert found["bus"] == [("ok", "Redis answers")]
+    assert found["bus"] == [("ok", "Redis responds")]
 
 
 async def test_what_is_wrong_is_named(tiny_model: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ async def test_what_is_wrong_is_named(tiny_model: Path, tmp_path: Path) -> None:
     assert status == 1
     for part, text in (
         ("checkpoints and templates", "this folder has no tokenizer.json"),
-        ("engines", "does not answer"),
+        ("engines", "does not respond"),
         ("database", "the tables of revision 0001"),
         ("bus", "the bus cannot be reached"),
     ):
@@ -82,10 +82,10 @@ async def test_what_is_wrong_is_named(tiny_model: Path, tmp_path: Path) -> None:
     ("theirs", "reason"),
     [(103.0, ""), (98.0, "-2.0 s from this machine's"), (107.5, "+2.5 s from this machine's")],
 )
-async def test_only_a_clock_that_is_ahead_or_behind_however_slow_the_answer_is_reported(
+async def test_only_a_clock_that_is_ahead_or_behind_however_slow_the_response_is_reported(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: float, reason: str
 ) -> None:
-    """This machine's clock shows 100 when the database is queried, and 105 when it has answered."""
+    """This machine's clock shows 100 when the database is queried, and 105 when it has responded."""
     settings = Settings.parse(settings_for(tiny_model, tmp_path))
     make_tables(settings.store.url)
     times = iter([100.0, *[105.0] * 9])
@@ -121,7 +121,7 @@ async def test_a_vllm_whose_log_probabilities_ignore_the_temperature_is_found(
     app = web.Application()
     app.router.add_get("/version", version)
     async with TestServer(app) as server:
-        release, found = await examine_answer(cast(Engine, Scorer(factor)), str(server.make_url("")), "it")
+        release, found = await examine_response(cast(Engine, Scorer(factor)), str(server.make_url("")), "it")
     assert (release.level, found.level) == ("warning", level)
 
 

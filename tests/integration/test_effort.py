@@ -43,9 +43,9 @@ async def scripted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 async def ask(scripted: Scripted, headers: dict[str, str], path: str, **body: Any) -> Any:
-    answer = await scripted[0].http.post(path, json={"model": "m", **body}, headers=headers)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await scripted[0].http.post(path, json={"model": "m", **body}, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,10 @@ async def talk_of(scripted: Scripted, *efforts: str, forget_before: str = "") ->
     for effort in efforts:
         if effort == forget_before:
             gateway.model.recorder.forget(episode)
-        answer = await ask(scripted, headers, "/v1/chat/completions", messages=talk, reasoning_effort=effort)
-        talk += [answer["choices"][0]["message"], HI]
+        response = await ask(
+            scripted, headers, "/v1/chat/completions", messages=talk, reasoning_effort=effort
+        )
+        talk += [response["choices"][0]["message"], HI]
     nodes = await nodes_of(gateway, episode)
     decode = gateway.model.renderer.decode
     return [decode(path_to(nodes, node) + node["ids"]) for node in nodes if node["sampled"]]

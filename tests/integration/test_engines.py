@@ -140,13 +140,13 @@ async def test_an_engine_that_fails_its_health_checks_is_lost(tiny_model: Path, 
 async def test_an_engine_that_fails_in_the_middle_costs_nothing(
     gateway: RunningGateway, tiny_model: Path, stream: bool, fault: str
 ) -> None:
-    """The engine fails with an error or a broken connection. Whole answers arrive in larger pieces; an unfinished piece is
+    """The engine fails with an error or a broken connection. Whole responses arrive in larger pieces; an unfinished piece is
     lost.
     """
     await gateway.fake("faults", **{fault: 4 if stream else 20})
     episode, headers = await gateway.open()
-    answer = await gateway.chat(headers, max_tokens=10 if stream else 40, stream=stream)
-    assert answer.status_code == 200
+    response = await gateway.chat(headers, max_tokens=10 if stream else 40, stream=stream)
+    assert response.status_code == 200
     nodes = await nodes_of(gateway, episode)
     check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()})
     assert gateway.engine is not None
@@ -191,13 +191,13 @@ async def test_wrong_engines_are_refused_by_name(tiny_model: Path, tmp_path: Pat
             ({"nam": "x"}, 400, "unknown_parameter"),
         ]
         for body, status, code in posts:
-            answer = await gateway.http.post("/admin/v1/engines", json=body)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), body
+            response = await gateway.http.post("/admin/v1/engines", json=body)
+            assert (response.status_code, response.json()["error"]["code"]) == (status, code), body
         dead = await gateway.http.post("/admin/v1/engines?wait=600", json={"url": "http://127.0.0.1:1"})
         assert dead.json()["state"] == "quarantined"
         assert "127.0.0.1:1" in dead.json()["reason"] or "connect" in dead.json()["reason"]
-        answer = await gateway.http.delete("/admin/v1/engines/nobody")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_engine")
+        response = await gateway.http.delete("/admin/v1/engines/nobody")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "no_engine")
         _, headers = await gateway.open()
         assert (await gateway.chat(headers, max_tokens=2)).status_code == 200, "the good engine still serves"
 
@@ -222,10 +222,10 @@ async def test_a_moved_call_samples_the_same(tiny_model: Path, tmp_path: Path) -
             call = await call_of(gateway, episode)
             (other,) = [slot for slot in slots(gateway) if slot.name != call["engine"]]
             await hold_after(gateway, tokens, other)
-            answer = await gateway.http.post(
+            response = await gateway.http.post(
                 f"/admin/v1/calls/{call['call_id']}/move", json={"engine": other.name}
             )
-            assert answer.status_code == 200
+            assert response.status_code == 200
             await arrived(gateway, 1, other)
         await release(gateway)
         assert (await task).status_code == 200
@@ -300,8 +300,8 @@ async def test_a_seeded_call_whose_engine_dies_is_sampled_again_from_its_start(
         other = next(slot for slot in slots(gateway) if slot.name != call["engine"])
         await arrived(gateway, 1, other)
         await release(gateway, other)
-        answer = await task
-        assert answer.status_code == 200
+        response = await task
+        assert response.status_code == 200
         nodes = await nodes_of(gateway, episode)
         check_sampled_by_the_fake(nodes, nodes[-1], {0: tiny_model.resolve()}, seed=SEED)
         assert len(nodes) == 2, "what was sampled before the death is nowhere"
@@ -337,8 +337,8 @@ async def test_an_episodes_turns_go_where_their_prefix_is_cached(tiny_model: Pat
             episode, headers = await gateway.open(f"task-{i}", mode="eval")
             messages: list[dict[str, Any]] = [{"role": "user", "content": f"question {i}"}]
             for _ in range(4):
-                answer = await gateway.chat(headers, messages=messages, max_tokens=8)
-                reply = answer.json()["choices"][0]["message"]["content"]
+                response = await gateway.chat(headers, messages=messages, max_tokens=8)
+                reply = response.json()["choices"][0]["message"]["content"]
                 messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "go on"}]
             calls = (await gateway.admin.episode(episode))["calls"]
             used.append({call["engine"] for call in calls})
@@ -389,4 +389,4 @@ async def test_calls_that_have_begun_are_never_refused_for_the_length_of_the_que
         await until(lambda: gateway.model.pool.waiting == 6, "all wait for it")
         await gateway.fake("faults", hold_load=False)
         await release(gateway)
-        assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 6
+        assert [response.status_code for response in await asyncio.gather(*calls)] == [200] * 6

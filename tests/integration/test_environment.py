@@ -1,4 +1,4 @@
-"""An environment's process as the driver sees it: what it answers, how it fails, and what is left of it."""
+"""An environment's process as the driver sees it: what it responds, how it fails, and what is left of it."""
 
 from __future__ import annotations
 
@@ -129,16 +129,16 @@ class Cancels:
 
 
 @pytest.mark.parametrize(("leaks", "reasons"), [(True, ["environment_failed"]), (False, [])])
-async def test_an_unrequested_cancellation_is_a_failure_with_an_answer(
+async def test_an_unrequested_cancellation_is_a_failure_with_a_response(
     leaks: bool, reasons: list[str]
 ) -> None:
-    """Without an answer the driver would wait for the episode's time limit."""
-    answers = io.BytesIO()
-    worker = _Worker("cancels", cast(Any, Cancels()), answers)
+    """Without a response the driver would wait for the episode's time limit."""
+    responses = io.BytesIO()
+    worker = _Worker("cancels", cast(Any, Cancels()), responses)
     worker._accept({"id": 1, "play": {"leaks": leaks}, "base_url": "", "api_key": ""})
     (playing,) = worker._playing.values()
     await turns(1)
     if not leaks:
         worker._accept({"id": 1, "cancel": True})
     await asyncio.wait({playing})
-    assert [json.loads(line)["reason"] for line in answers.getvalue().splitlines()] == reasons
+    assert [json.loads(line)["reason"] for line in responses.getvalue().splitlines()] == reasons

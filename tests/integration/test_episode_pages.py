@@ -27,13 +27,13 @@ async def test_a_pinned_list_keeps_its_length_and_positions(gateway: RunningGate
     assert (await gateway.http.get(f"{ROUTE}/facets")).json()["modes"] == {"eval": 6}
 
 
-async def test_the_list_refuses_what_it_cannot_answer(gateway: RunningGateway) -> None:
+async def test_the_list_refuses_what_it_cannot_serve(gateway: RunningGateway) -> None:
     for params in (
         {"after": "nonsense"},
         {"after": "1.0_ep-1", "offset": 1},
         {"pin": "yesterday"},
         {"reward_min": "nan"},
     ):
-        answer = await gateway.http.get(ROUTE, params=params)
-        assert answer.status_code == 400, params
-        assert answer.json()["error"]["message"]
+        response = await gateway.http.get(ROUTE, params=params)
+        assert response.status_code == 400, params
+        assert response.json()["error"]["message"]

@@ -125,14 +125,14 @@ async def test_an_episode_that_never_ends_is_ended_and_so_is_its_call(
             call = asyncio.create_task(gateway.chat(headers, stream=stream), name="call")
             await arrived(gateway, 1)
             gateway.services.episodes._live[episode].opened_at -= 2 * HOUR_S
-            answer = await call
+            response = await call
 
             async def ended(episode: str = episode) -> bool:
                 return (await gateway.admin.episode(episode))["reason"] == "total_deadline"
 
             await until(ended, "the end is committed, a moment after the call is stopped")
-            assert answer.status_code == 409
-            assert answer.json()["error"]["code"] == "episode_closed"
+            assert response.status_code == 409
+            assert response.json()["error"]["code"] == "episode_closed"
         await until(lambda: not gateway.engine.running, "the engine stops working")
 
 
@@ -168,9 +168,9 @@ async def test_a_call_that_runs_when_its_episode_ends_is_refused(gateway: Runnin
     whole = asyncio.create_task(gateway.chat(headers), name="whole")
     await arrived(gateway, 1)
     await gateway.admin.reward(episode, 1.0)
-    answer = await whole
-    assert answer.status_code == 409
-    assert answer.json()["error"]["code"] == "episode_closed"
+    response = await whole
+    assert response.status_code == 409
+    assert response.json()["error"]["code"] == "episode_closed"
     await until(lambda: gateway.engine.running == 0, "the engine stops")
     assert gateway.engine.sampled == 2
 

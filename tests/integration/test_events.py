@@ -112,11 +112,11 @@ async def test_a_browser_goes_on_after_the_last_id_over_a_restart(tiny_model: Pa
         assert everything[: len(before)] == before
         assert of(everything[len(before) :], "trainer") == ["trainer.step"]
         # Its last id has precedence over its address
-        answer = await gateway.http.get(
+        response = await gateway.http.get(
             "/admin/v1/events?last=3&wait=0", headers={"Last-Event-ID": str(middle)}
         )
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: ")]
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
     later = [json.loads(line) for line in lines]
     assert later[: len(everything) - len(before) // 2 - 1] == [e for e in everything if e["id"] > middle]
 
@@ -185,13 +185,13 @@ async def test_wrong_queries_of_the_stream_are_refused_by_name(gateway: RunningG
         ("wait=nan", "wait"),
         ("model=", "model"),
     ):
-        answer = await gateway.http.get(f"/admin/v1/events?{query}")
-        error = answer.json()["error"]
-        assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), query
+        response = await gateway.http.get(f"/admin/v1/events?{query}")
+        error = response.json()["error"]
+        assert (response.status_code, error["type"]) == (400, "invalid_request_error"), query
         assert param in (error["param"] or ""), query
     for last in ("x", "-1", "1.5", "9" * 30, "²"):
-        answer = await gateway.http.get("/admin/v1/events", headers={"Last-Event-ID": last.encode()})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID"), last
+        response = await gateway.http.get("/admin/v1/events", headers={"Last-Event-ID": last.encode()})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "Last-Event-ID"), last
 
 
 async def test_a_wrong_step_is_refused_and_makes_no_event(gateway: RunningGateway) -> None:
@@ -205,10 +205,12 @@ async def test_a_wrong_step_is_refused_and_makes_no_event(gateway: RunningGatewa
         {"step": -1},
         {"step": 1, "more": 1},
     ):
-        answer = await gateway.http.post("/admin/v1/steps", json=body)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), body
-    answer = await gateway.http.post("/admin/v1/steps", content='{"step": 1, "figures": {"loss": NaN}}')
-    assert answer.status_code == 400
+        response = await gateway.http.post("/admin/v1/steps", json=body)
+        assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error"), (
+            body
+        )
+    response = await gateway.http.post("/admin/v1/steps", content='{"step": 1, "figures": {"loss": NaN}}')
+    assert response.status_code == 400
     assert await stored(gateway.admin, kinds=["trainer"]) == []
 
 

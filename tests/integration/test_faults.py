@@ -100,8 +100,8 @@ async def test_abandoned_tokens_are_fed_but_marked_as_not_to_be_trained(gateway:
     await hold_after(gateway, 3)
     episode, headers = await gateway.open("task")
     body = {"model": "m", "messages": [USER], "stream": True}
-    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-        async for _ in answer.aiter_lines():
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        async for _ in response.aiter_lines():
             break
         await taken(gateway, 3)
     await abandoned(gateway, episode)
@@ -171,9 +171,9 @@ async def test_a_write_that_fails_loses_that_call_alone(gateway: RunningGateway)
     assert (await gateway.chat(headers, max_tokens=4, seed=1)).status_code == 200
     before = await nodes_of(gateway, episode)
     await execute("CREATE TRIGGER full BEFORE INSERT ON calls BEGIN SELECT RAISE(ABORT, 'disk full'); END")
-    answer = await gateway.chat(headers, max_tokens=4, seed=2)
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "internal_error"
+    response = await gateway.chat(headers, max_tokens=4, seed=2)
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
     assert await nodes_of(gateway, episode) == before
     await execute("DROP TRIGGER full")
     assert (await gateway.chat(headers, max_tokens=4, seed=3)).status_code == 200
@@ -204,9 +204,9 @@ async def test_a_client_that_does_not_read_holds_nothing_up(tiny_model: Path, tm
             new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
             assert (await gateway.admin.publish(1, str(new), wait_s=60))["state"] == "live"
             client.settimeout(LONG_S)
-            answer = await asyncio.to_thread(read_all, client)
-        assert b"data: [DONE]" in answer[-40:]
-        events = [json.loads(event) for event in re.findall(rb"data: (\{.*?\})\n\n", answer)]
+            response = await asyncio.to_thread(read_all, client)
+        assert b"data: [DONE]" in response[-40:]
+        events = [json.loads(event) for event in re.findall(rb"data: (\{.*?\})\n\n", response)]
         text = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"])
         assert len(text) == length
 

@@ -50,7 +50,7 @@ async def both(model: Path, work: Path) -> AsyncIterator[tuple[Child, Child]]:
 
 
 async def ask(target: ChatTarget, shape: Shape, requests: int) -> None:
-    """Send requests over the shape's connections. Raise RequestFailed if an answer lost a word."""
+    """Send requests over the shape's connections. Raise RequestFailed if a response lost a word."""
     numbers = count()
 
     async def stream(connection: Connection, index: int) -> None:

@@ -34,19 +34,19 @@ GATED = {"gated": {"function": "tests.harness.graders:gated", "workers": 1, "tim
 
 
 class Judge:
-    """A grader behind a URL; replies what a test put into `answers`, else `{"reward": 1}`."""
+    """A grader behind a URL; replies what a test put into `responses`, else `{"reward": 1}`."""
 
     def __init__(self) -> None:
         self.url = ""
         self.requests: list[dict[str, Any]] = []
-        self.answers: deque[tuple[int, str]] = deque()
+        self.responses: deque[tuple[int, str]] = deque()
 
     def app(self) -> FastAPI:
         app = FastAPI()
 
         async def grade(request: Request) -> Response:
             self.requests.append(await request.json())
-            status, body = self.answers.popleft() if self.answers else (200, '{"reward": 1}')
+            status, body = self.responses.popleft() if self.responses else (200, '{"reward": 1}')
             return Response(body, status, media_type="application/json")
 
         app.post("/")(grade)
@@ -97,7 +97,7 @@ async def test_an_episode_is_graded_by_functions_and_urls_with_their_weights(
         "value": {"function": "tests.harness.graders:constant", "weight": 2.0},
         "judge": {"url": judge.url, "weight": -1.0},
     }
-    judge.answers.append((200, '{"reward": 0.25}'))
+    judge.responses.append((200, '{"reward": 0.25}'))
     async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
         episode, headers = await gateway.open("task", group_id="g", metadata={"value": 0.75})
         await gateway.chat(headers, max_tokens=4)
@@ -122,13 +122,13 @@ async def test_what_a_grader_is_given_is_the_episode_as_it_was(
 ) -> None:
     async with run_gateway(values(tiny_model, tmp_path, {"judge": {"url": judge.url}})) as gateway:
         episode, headers = await gateway.open("task", group_id="g", metadata={"answer": "42"})
-        answers = []
+        responses = []
         messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
         for _ in range(2):
-            answer = (await gateway.chat(headers, messages=messages, max_tokens=5, temperature=0.5)).json()
-            answers.append(answer)
-            messages += [answer["choices"][0]["message"], {"role": "user", "content": "and?"}]
-        await gateway.admin.call_reward(episode, answers[0]["id"], 0.5)
+            response = (await gateway.chat(headers, messages=messages, max_tokens=5, temperature=0.5)).json()
+            responses.append(response)
+            messages += [response["choices"][0]["message"], {"role": "user", "content": "and?"}]
+        await gateway.admin.call_reward(episode, responses[0]["id"], 0.5)
         await gateway.admin.close_episode(episode, wait_s=LONG_S)
         (given,) = judge.requests
         assert {name: given[name] for name in ("episode_id", "task_id", "group_id", "model", "metadata")} == {
@@ -139,9 +139,9 @@ async def test_what_a_grader_is_given_is_the_episode_as_it_was(
             "metadata": {"answer": "42"},
         }
         calls = given["calls"]
-        assert [call["call_id"] for call in calls] == [answer["id"] for answer in answers]
+        assert [call["call_id"] for call in calls] == [response["id"] for response in responses]
         assert [call["reward"] for call in calls] == [0.5, None]
-        reasons = [answer["choices"][0]["finish_reason"] for answer in answers]
+        reasons = [response["choices"][0]["finish_reason"] for response in responses]
         assert [call["finish_reason"] for call in calls] == reasons
         assert [call["requested"]["temperature"] for call in calls] == [0.5, 0.5]
         nodes = await nodes_of(gateway, episode)
@@ -173,8 +173,8 @@ async def test_the_slot_is_held_until_the_reward_is_there(tiny_model: Path, tmp_
         await refused(gateway.admin.reward(episode, 1.0), "episode_grading")
         await refused(gateway.admin.reward(episode, 1.0, final=False), "episode_grading")
         await refused(gateway.admin.abandon(episode, "enough"), "episode_grading")
-        answer = await gateway.chat(headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "episode_grading")
+        response = await gateway.chat(headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (409, "episode_grading")
         waiting = asyncio.create_task(gateway.admin.close_episode(episode, wait_s=LONG_S))
         gate.touch()
         assert (await waiting)["reward"] == 1.0
@@ -206,8 +206,8 @@ async def test_a_call_that_runs_when_its_episode_is_closed_is_stopped(
         call = asyncio.create_task(gateway.chat(headers))
         await until(lambda: gateway.engine.running == 1, "the call runs", LONG_S)
         await gateway.admin.close_episode(episode)
-        answer = await result_of(call, "the call is refused", LONG_S)
-        assert answer.json()["error"]["code"] == "episode_grading"
+        response = await result_of(call, "the call is refused", LONG_S)
+        assert response.json()["error"]["code"] == "episode_grading"
         gate.touch()
         assert (await gateway.admin.close_episode(episode, wait_s=LONG_S))["reason"] == "rewarded"
 
@@ -217,7 +217,7 @@ async def test_an_episode_that_cannot_be_graded_is_dropped_and_its_slot_is_free(
     tiny_model: Path, tmp_path: Path, judge: Judge, mode: Any
 ) -> None:
     graders = {"value": {"function": "tests.harness.graders:constant"}, "judge": {"url": judge.url}}
-    judge.answers.append((422, "what is this?"))
+    judge.responses.append((422, "what is this?"))
     async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
         episode, _ = await gateway.begin("task", metadata={"value": 1.0}, mode=mode)
         fate = await gateway.admin.close_episode(episode, wait_s=LONG_S)
@@ -363,7 +363,7 @@ async def test_the_driver_has_its_agents_graded(tiny_model: Path, tmp_path: Path
         await one_call(base_url, api_key)
 
     given = values(tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={"min_members": 1})
-    judge.answers.extend([(200, '{"reward": 0.5}'), (400, "no")])
+    judge.responses.extend([(200, '{"reward": 0.5}'), (400, "no")])
     async with run_gateway(given) as gateway:
         runner = EpisodeRunner(gateway.admin, FunctionAgent(solve), concurrency=1)
         tasks = [Task(name, {"task_id": name}) for name in ("good", "bad")]
@@ -377,7 +377,7 @@ async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"task_id": "a"}\n{"task_id": "b"}\n')
     given = values(tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={"min_members": 1})
-    judge.answers.extend([(200, '{"reward": 0.5}'), (200, '{"reward": 0.25}')])
+    judge.responses.extend([(200, '{"reward": 0.5}'), (200, '{"reward": 0.25}')])
     async with run_gateway(given) as gateway:
         argv = [
             "episodes",
@@ -489,7 +489,7 @@ async def test_what_is_stored_as_rewarded_is_what_the_ledger_took(
     staleness = {"batch": 2, "eta": 1, "min_members": 1, "spare_members": 2, "spare_groups": 1}
     chance = random.Random(7)
     bad = (400, "no")
-    judge.answers.extend(chance.choice([(200, '{"reward": 1}'), (500, ""), bad]) for _ in range(60))
+    judge.responses.extend(chance.choice([(200, '{"reward": 1}'), (500, ""), bad]) for _ in range(60))
     given = values(tiny_model, tmp_path, {"judge": {"url": judge.url, "workers": 3}}, staleness=staleness)
     async with run_gateway(given) as gateway:
 

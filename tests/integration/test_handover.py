@@ -21,10 +21,9 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.config.settings import Settings
-from gateway.engines.fake import FakeEngine, create_fake_app, next_token
-from gateway.engines.fake.engine import Faults
+from gateway.engines.fake import FakeEngine, Faults, create_fake_app, next_token
 from gateway.engines.fake.log import SampleLog
-from gateway.generation.call_log import TOKEN_BYTES
+from gateway.generation.log_format import TOKEN_BYTES
 from gateway.render.renderer import ChatRenderer
 from headgate.client import GatewayClient
 from headgate.processes.ports import free_port
@@ -32,7 +31,7 @@ from tests.harness import programs
 from tests.harness.clusters import CLUSTER_KEY, run_cluster
 from tests.harness.expiry import LEASE_S, end_lease, end_life, lives, patient_bus
 from tests.harness.gateways import serve, settings_for
-from tests.harness.handovers import Answer, mark
+from tests.harness.handovers import StreamedReply, mark
 from tests.harness.records import STOP_TOKENS, lasting
 from tests.harness.retries import RETRY
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
@@ -69,7 +68,7 @@ class World:
         return body if seed is None else body | {"seed": seed}
 
     async def stream(
-        self, member: programs.Program, body: dict[str, Any], answer: Answer, **more: str
+        self, member: programs.Program, body: dict[str, Any], reply: StreamedReply, **more: str
     ) -> None:
         """Read a streamed reply to its end, whatever that is."""
         try:
@@ -80,37 +79,37 @@ class World:
                     "/v1/chat/completions",
                     json={**body, "stream": True},
                     headers={**self.headers, **more},
-                ) as response,
+                ) as http_response,
             ):
-                if response.status_code != 200:
-                    answer.failed = True
+                if http_response.status_code != 200:
+                    reply.failed = True
                     return
-                async for line in response.aiter_lines():
-                    answer.take(line)
+                async for line in http_response.aiter_lines():
+                    reply.take(line)
         except httpx.HTTPError:
-            answer.failed = True
+            reply.failed = True
 
     def begin(
         self, member: programs.Program, body: dict[str, Any], **more: str
-    ) -> tuple[Answer, asyncio.Task[None]]:
+    ) -> tuple[StreamedReply, asyncio.Task[None]]:
         """Start the same in the background."""
-        answer = Answer()
-        task = asyncio.create_task(self.stream(member, body, answer, **more), name="client")
+        reply = StreamedReply()
+        task = asyncio.create_task(self.stream(member, body, reply, **more), name="client")
         self.tasks.append(task)
-        return answer, task
+        return reply, task
 
-    async def retry(self, member: programs.Program, body: dict[str, Any]) -> Answer:
+    async def retry(self, member: programs.Program, body: dict[str, Any]) -> StreamedReply:
         """Send a request again until it has the whole stream; until a dead process counts as dead, it is refused."""
-        answer = Answer()
+        reply = StreamedReply()
 
-        async def answered() -> bool:
-            nonlocal answer
-            answer = Answer()
-            await self.stream(member, body, answer, **RETRY)
-            return answer.finish is not None
+        async def responded() -> bool:
+            nonlocal reply
+            reply = StreamedReply()
+            await self.stream(member, body, reply, **RETRY)
+            return reply.finish is not None
 
-        await until(answered, "the retry has the whole stream", LIMIT_S)
-        return answer
+        await until(responded, "the retry has the whole stream", LIMIT_S)
+        return reply
 
     async def whole(self, member: programs.Program, body: dict[str, Any], **more: str) -> httpx.Response:
         """One reply that is not streamed."""
@@ -163,8 +162,8 @@ class World:
         end_life(self.settings.bus, member.pid)
         end_lease(self.settings.store.url, member.pid)
 
-    async def shown(self, answer: Answer, count: int) -> None:
-        await until(lambda: len(answer.marks) >= count, f"{count} tokens are shown", LIMIT_S)
+    async def shown(self, reply: StreamedReply, count: int) -> None:
+        await until(lambda: len(reply.marks) >= count, f"{count} tokens are shown", LIMIT_S)
 
 
 @asynccontextmanager
@@ -244,17 +243,17 @@ async def test_a_whole_reply_whose_follower_is_killed_continues_in_another_proce
     world.kill(first)
     with pytest.raises(httpx.HTTPError):
         await call
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     async def served() -> bool:
-        answers.append(await world.whole(second, world.body, **RETRY))
-        return answers[-1].status_code != 503
+        responses.append(await world.whole(second, world.body, **RETRY))
+        return responses[-1].status_code != 503
 
     await until(served, "the retry is served", LIMIT_S)
-    answer = answers[-1]
-    assert answer.status_code == 200, answer.text
+    response = responses[-1]
+    assert response.status_code == 200, response.text
     call_id, _ = await world.check_one_turn(second)
-    assert answer.json()["id"] == call_id
+    assert response.json()["id"] == call_id
     begun, resumed = world.requests()
     assert (begun, resumed.rpartition(".")[0]) == (f"{call_id}.0.0", f"{call_id}.2")
     assert int(resumed.rpartition(".")[2]) >= 16, "it did not start again"
@@ -327,11 +326,11 @@ async def test_many_retries_at_once_of_many_calls_make_one_reply_each(
         await asyncio.gather(*(reading for _, reading in begun))
 
         retries = [world.retry(others[number % 2], body) for body in bodies for number in range(3)]
-        answers = await asyncio.gather(*retries)
+        responses = await asyncio.gather(*retries)
         for number, (seen, _) in enumerate(begun):
-            same = answers[3 * number : 3 * number + 3]
-            assert {answer.id for answer in same} == {seen.id}
-            assert all(answer.marks == same[0].marks for answer in same)
+            same = responses[3 * number : 3 * number + 3]
+            assert {response.id for response in same} == {seen.id}
+            assert all(response.marks == same[0].marks for response in same)
             assert same[0].marks[: len(seen.marks)] == seen.marks
         turns = await world.turns(others[0])
         assert len(turns) == 6

@@ -45,7 +45,7 @@ class World:
     folders: list[Path]
     """The folders of the mirrors of the first two engines."""
     broken: set[str]
-    """Names of mirrors that answer nothing but 500."""
+    """Names of mirrors that serve nothing but 500."""
 
 
 @asynccontextmanager
@@ -59,10 +59,10 @@ async def world(model: Path, work: Path, **overrides: Any) -> AsyncIterator[Worl
         broken: set[str] = set()
 
         def falters(name: str) -> Any:
-            async def answer(_request: web.Request) -> web.Response | None:
+            async def response(_request: web.Request) -> web.Response | None:
                 return web.Response(status=500, text="out of order") if name in broken else None
 
-            return answer
+            return response
 
         folders = [work / "machine-0", work / "machine-1"]
         mirrors = [
@@ -128,15 +128,15 @@ async def test_a_source_that_is_away_is_a_503_and_a_bad_byte_a_422(tiny_model: P
         written = write(w.trainer, 1, tiny_model)
         body = {"version": 1, "url": w.source}
         w.broken.add("trainer")
-        answer = await w.gateway.http.post("/admin/v1/weights", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "weights_away")
-        assert int(answer.headers["retry-after"]) >= 1
+        response = await w.gateway.http.post("/admin/v1/weights", json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "weights_away")
+        assert int(response.headers["retry-after"]) >= 1
         w.broken.clear()
         file = written / "model.safetensors"
         sound = file.read_bytes()
         file.write_bytes(sound[:-1] + b"x")
-        answer = await w.gateway.http.post("/admin/v1/weights", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "wrong_hash")
+        response = await w.gateway.http.post("/admin/v1/weights", json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (422, "wrong_hash")
         file.write_bytes(sound)
         assert (await w.gateway.admin.publish(1, wait_s=60, url=w.source))["state"] == "live"
 
@@ -148,5 +148,5 @@ async def test_a_version_needs_one_source_that_the_settings_allow(tiny_model: Pa
             ({"path": "x", "url": "http://127.0.0.1:9"}, 400, "invalid_value"),
             ({"url": "http://127.0.0.1:9"}, 422, "url_not_allowed"),
         ):
-            answer = await gateway.http.post("/admin/v1/weights", json={"version": 1, **body})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+            response = await gateway.http.post("/admin/v1/weights", json={"version": 1, **body})
+            assert (response.status_code, response.json()["error"]["code"]) == (status, code)

@@ -56,10 +56,10 @@ async def nodes_of(gateway: RunningGateway, episode: str) -> list[Node]:
 async def sampled_after(gateway: RunningGateway, content: list[dict[str, Any]]) -> list[int]:
     """The tokens of a reply of six in an episode of its own: a fake reply may end at its first token, under each image."""
     episode, headers = await gateway.open("greedy")
-    answer = await gateway.chat(
+    response = await gateway.chat(
         headers, messages=[{"role": "user", "content": content}], max_tokens=6, min_tokens=6, seed=1
     )
-    assert answer.status_code == 200, answer.text
+    assert response.status_code == 200, response.text
     return (await nodes_of(gateway, episode))[-1].ids.tolist()
 
 
@@ -77,9 +77,9 @@ async def test_a_conversation_goes_on_from_its_recorded_tokens(gateway: RunningG
     episode, headers = await gateway.open("talk")
     messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(RED), HI]}]
     for new in ([image_part(BLUE), HI], [HI]):
-        answer = await gateway.chat(headers, messages=messages, max_tokens=5)
-        assert answer.status_code == 200, answer.text
-        messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": new}]
+        response = await gateway.chat(headers, messages=messages, max_tokens=5)
+        assert response.status_code == 200, response.text
+        messages += [response.json()["choices"][0]["message"], {"role": "user", "content": new}]
     assert (await gateway.chat(headers, messages=messages, max_tokens=5)).status_code == 200
     nodes = await nodes_of(gateway, episode)
     assert [node.parent for node in nodes] == [-1, 0, 1, 2, 3, 4]
@@ -135,8 +135,8 @@ async def test_every_dialect_makes_the_same_prompt(gateway: RunningGateway) -> N
     prompts = []
     for path, body in BODIES.items():
         episode, headers = await gateway.open(path)
-        answer = await gateway.http.post(path, json=body(RED), headers=headers)
-        assert answer.status_code == 200, answer.text
+        response = await gateway.http.post(path, json=body(RED), headers=headers)
+        assert response.status_code == 200, response.text
         prompt = (await nodes_of(gateway, episode))[0]
         prompts.append((prompt.ids.tolist(), prompt.images))
     assert prompts[0] == prompts[1] == prompts[2]
@@ -157,7 +157,7 @@ async def test_a_response_goes_on_with_the_image_of_the_one_before(gateway: Runn
     assert [(node.parent, len(node.images)) for node in nodes] == [(-1, 1), (0, 0), (1, 0), (2, 0)]
 
 
-async def test_a_tool_may_answer_with_an_image(gateway: RunningGateway) -> None:
+async def test_a_tool_may_return_an_image(gateway: RunningGateway) -> None:
     _, headers = await gateway.open("tool")
     use = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
     source = messages_body(BLUE)["messages"][0]["content"][0]
@@ -173,8 +173,8 @@ async def test_a_tool_may_answer_with_an_image(gateway: RunningGateway) -> None:
             {"role": "user", "content": [result]},
         ]
     }
-    answer = await gateway.http.post("/v1/messages", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
+    response = await gateway.http.post("/v1/messages", json=body, headers=headers)
+    assert response.status_code == 200, response.text
     assert gateway.engine is not None
     assert gateway.engine.images == {name_of(BLUE)}
 
@@ -197,9 +197,9 @@ async def test_a_wrong_image_is_refused_by_name(
         _, headers = await gateway.open("bad")
         for url, code, message in BAD_IMAGES:
             content = [HI, {"type": "image_url", "image_url": {"url": url}}]
-            answer = await gateway.chat(headers, messages=[{"role": "user", "content": content}])
-            error = answer.json()["error"]
-            assert (answer.status_code, error["code"]) == (400, code), error
+            response = await gateway.chat(headers, messages=[{"role": "user", "content": content}])
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (400, code), error
             assert error["param"] == "messages.0.content.1"
             assert message in error["message"]
 
@@ -212,12 +212,12 @@ async def test_the_bytes_of_an_episodes_images_are_bounded(
     async with run_gateway(values_of(model, tmp_path)) as gateway:
         _, headers = await gateway.open("full")
         for data, status in ((large, 200), (BLUE + bytes(800), 400), (large, 200)):
-            answer = await gateway.chat(
+            response = await gateway.chat(
                 headers, messages=[{"role": "user", "content": [image_part(data), HI]}], max_tokens=3
             )
-            assert answer.status_code == status, answer.text
+            assert response.status_code == status, response.text
             if status == 400:
-                error = answer.json()["error"]
+                error = response.json()["error"]
                 assert (error["code"], error["param"]) == ("too_large", "messages")
                 assert "may have 1024" in error["message"]
         _, headers = await gateway.open("another")
@@ -229,9 +229,9 @@ async def test_a_model_without_images_is_named(tiny_model: Path, tmp_path: Path)
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         _, headers = await gateway.open("blind")
         for path, body in BODIES.items():
-            answer = await gateway.http.post(path, json=body(RED), headers=headers)
-            assert answer.status_code == 400
-            assert "the model 'demo' is given no images" in answer.json()["error"]["message"]
+            response = await gateway.http.post(path, json=body(RED), headers=headers)
+            assert response.status_code == 400
+            assert "the model 'demo' is given no images" in response.json()["error"]["message"]
 
 
 async def test_a_file_is_stored_once_and_goes_with_its_last_episode(gateway: RunningGateway) -> None:

@@ -56,8 +56,8 @@ async def close(gateway: RunningGateway, metadata: dict[str, Any], turns: int = 
     episode, headers = await gateway.open("t", group_id="g", group_size=2, metadata=metadata)
     messages: list[Any] = [{"role": "user", "content": "hi"}]
     for _ in range(turns):
-        answer = (await gateway.chat(headers, messages=messages, max_tokens=4)).json()
-        messages += [answer["choices"][0]["message"], {"role": "user", "content": "and?"}]
+        response = (await gateway.chat(headers, messages=messages, max_tokens=4)).json()
+        messages += [response["choices"][0]["message"], {"role": "user", "content": "and?"}]
     return episode, await gateway.admin.close_episode(episode, WAIT_S)
 
 
@@ -178,7 +178,7 @@ async def test_a_judge_that_gives_no_reply_ends_its_own_episode_with_the_reason(
 
 
 async def never() -> AsyncIterator[bytes]:
-    """The body of an answer that does not begin."""
+    """The body of a response that does not begin."""
     await asyncio.Event().wait()
     yield b""
 

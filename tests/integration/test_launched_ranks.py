@@ -102,7 +102,7 @@ async def its_gateway(cluster: RunningCluster, environ: Mapping[str, str]) -> As
     log = cluster.folder / "gateway.log"
     process = await LocalProcess.start("gateway", argv, log, {**environ, "HEADGATE_ADMIN_KEY": KEY})
 
-    async def answers() -> bool:
+    async def responses() -> bool:
         try:
             return bool(await cluster.admin.status())
         except (GatewayUnreachable, httpx.TransportError):
@@ -110,7 +110,7 @@ async def its_gateway(cluster: RunningCluster, environ: Mapping[str, str]) -> As
             return False
 
     try:
-        await until(answers, "the gateway answers")
+        await until(responses, "the gateway answers")
         yield
     finally:
         await process.stop(10.0)

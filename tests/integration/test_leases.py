@@ -98,7 +98,7 @@ async def test_ack_consumes_the_buffer(gateway: RunningGateway) -> None:
     await gateway.admin.ack(lease, "checkpoint-1")
     assert (await gateway.admin.status())["consumed"] == 1
     await refused(gateway.admin.leased_groups(lease), 404, "no_lease")
-    await gateway.admin.ack(lease, "checkpoint-1")  # the answer was lost
+    await gateway.admin.ack(lease, "checkpoint-1")  # the response was lost
     await refused(gateway.admin.ack(lease, "checkpoint-2"), 404, "no_lease")
     assert (await gateway.admin.status())["consumed"] == 1
     following = await gateway.admin.lease("trainer")
@@ -214,8 +214,8 @@ async def test_the_trainer_hears_of_conversations_that_ended_because_the_context
     async with run_gateway(values) as gateway:
         members = [await gateway.begin("t", group_id="g", group_size=3) for _ in range(3)]
         for _, headers in members[:2]:
-            answer = await gateway.chat(headers, messages=long)
-            assert answer.json()["error"]["code"] == "context_length_exceeded"
+            response = await gateway.chat(headers, messages=long)
+            assert response.json()["error"]["code"] == "context_length_exceeded"
         await gateway.sample(members[1][1])
     async with run_gateway(values) as gateway:
         for episode, _ in members:

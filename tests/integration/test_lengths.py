@@ -51,8 +51,8 @@ async def talk(gateway: RunningGateway, task: str, text: str, tokens: int, turns
     messages: list[dict[str, Any]] = []
     for _ in range(turns):
         messages.append({"role": "user", "content": text})
-        answer = (await gateway.chat(headers, messages=messages, max_tokens=tokens)).json()
-        messages.append(answer["choices"][0]["message"])
+        response = (await gateway.chat(headers, messages=messages, max_tokens=tokens)).json()
+        messages.append(response["choices"][0]["message"])
     await gateway.admin.reward(episode, 0.0)
 
 
@@ -126,8 +126,8 @@ async def test_calls_that_were_not_sampled_to_their_end_teach_nothing(
         }
         url = "/v1/chat/completions"
         rewarded = False
-        async with gateway.http.stream("POST", url, json=body, headers=headers) as answer:
-            async for line in answer.aiter_lines():
+        async with gateway.http.stream("POST", url, json=body, headers=headers) as response:
+            async for line in response.aiter_lines():
                 if line.startswith("data:") and not rewarded:
                     await gateway.admin.reward(episode, 0.0)  # ends the episode, and what runs in it
                     rewarded = True

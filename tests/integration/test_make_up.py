@@ -97,10 +97,10 @@ async def _call(folder: Path, port: int) -> None:
         opened = await admin.open_episode("task", mode="eval")
         for _ in range(4):  # by connections of their own: either process may serve it
             async with sdk(opened) as client:
-                answer = await client.chat.completions.create(
+                response = await client.chat.completions.create(
                     model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=8
                 )
-                assert answer.choices[0].finish_reason in ("stop", "length")
+                assert response.choices[0].finish_reason in ("stop", "length")
                 with pytest.raises(openai.BadRequestError):
                     await client.chat.completions.create(model="any", messages=[], max_tokens=8)
         assert len((await admin.trajectory(opened.episode_id))["nodes"]) >= 4
@@ -131,15 +131,15 @@ async def _check_metrics(folder: Path) -> None:
 
 
 async def _metrics(http: httpx.AsyncClient, target: str) -> str:
-    """The page of one process; the service is up once either of the two answers."""
+    """The page of one process; the service is up once either of the two responds."""
     pages: list[str] = []
 
-    async def answers() -> bool:
+    async def responses() -> bool:
         with suppress(httpx.TransportError):
             pages.append((await http.get(f"http://{target}/metrics")).text)
         return bool(pages)
 
-    await until(answers, f"{target} answers")
+    await until(responses, f"{target} answers")
     return pages[-1]
 
 

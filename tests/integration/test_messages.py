@@ -14,7 +14,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.engines.fake.engine import Faults
+from gateway.engines.fake import Faults
 from tests.harness.gateways import RunningGateway
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import ScriptedEngine, scripted_gateway
@@ -85,13 +85,16 @@ async def test_a_reply(scripted: tuple[RunningGateway, ScriptedEngine], stream: 
     gateway, engine = scripted
     engine.replies.append("Grüße 🙂")
     async with opened(gateway) as (client, episode):
-        answer = await ask(client, HI, system="be kind", stream=stream)
-    assert [(block.type, block.text) for block in answer.content] == [("text", "Grüße 🙂")]
-    assert (answer.stop_reason, answer.stop_sequence, answer.role) == ("end_turn", None, "assistant")
-    assert answer.model == "claude-opus"
+        response = await ask(client, HI, system="be kind", stream=stream)
+    assert [(block.type, block.text) for block in response.content] == [("text", "Grüße 🙂")]
+    assert (response.stop_reason, response.stop_sequence, response.role) == ("end_turn", None, "assistant")
+    assert response.model == "claude-opus"
     prompt, turn = await nodes_of(gateway, episode)
-    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(prompt["ids"]), len(turn["ids"]))
-    assert answer.id == turn["call_id"]
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (
+        len(prompt["ids"]),
+        len(turn["ids"]),
+    )
+    assert response.id == turn["call_id"]
     assert gateway.model.renderer.decode(prompt["ids"]).startswith("<|im_start|>system\nbe kind<|im_end|>")
 
 
@@ -119,11 +122,11 @@ async def test_a_conversation_of_tools_is_one_path_of_tokens(
         for turn in range(3):
             bill = {"type": "text", "text": f"x-anthropic-billing-header: cch={turn};"}
             system = [bill, {"type": "text", "text": "add", "cache_control": {"type": "ephemeral"}}]
-            answer = await ask(client, *messages, system=system, **values)
-            messages.append({"role": "assistant", "content": answer.content})
-            uses = [block for block in answer.content if block.type == "tool_use"]
+            response = await ask(client, *messages, system=system, **values)
+            messages.append({"role": "assistant", "content": response.content})
+            uses = [block for block in response.content if block.type == "tool_use"]
             if uses:
-                assert answer.stop_reason == "tool_use"
+                assert response.stop_reason == "tool_use"
                 results = [
                     {"type": "tool_result", "tool_use_id": use.id, "content": str(use.input["a"])}
                     for use in uses
@@ -180,8 +183,8 @@ async def test_threads_are_refused_as_clients_expect_it(
             "unsupported": ["thread"],
         }
         engine.replies.append("Here.")
-        answer = await ask(client, HI, extra_body={"thread": None})
-    assert answer.content[0].text == "Here."
+        response = await ask(client, HI, extra_body={"thread": None})
+    assert response.content[0].text == "Here."
 
 
 async def test_tokens_are_counted_as_they_would_be_given(
@@ -193,28 +196,28 @@ async def test_tokens_are_counted_as_they_would_be_given(
     async with opened(gateway) as (client, episode):
         for _ in range(2):
             count = await client.messages.count_tokens(model="claude-opus", messages=messages, tools=[ADD])
-            answer = await ask(client, *messages, tools=[ADD])
-            assert count.input_tokens == answer.usage.input_tokens
-            messages += [{"role": "assistant", "content": answer.content}, HI]
+            response = await ask(client, *messages, tools=[ADD])
+            assert count.input_tokens == response.usage.input_tokens
+            messages += [{"role": "assistant", "content": response.content}, HI]
     assert len([node for node in await nodes_of(gateway, episode) if node["sampled"]]) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_retry_gets_the_same_answer(
+async def test_a_retry_gets_the_same_response(
     scripted: tuple[RunningGateway, ScriptedEngine], stream: bool
 ) -> None:
     gateway, engine = scripted
     engine.replies.append("<think>\nadd\n</think>\n\nso " + CALL % 1)
     before = len(engine.requests)
-    answers = []
+    responses = []
     async with opened(gateway) as (client, episode):
         for count in range(2):
             retry = {"x-stainless-retry-count": str(count)}
-            answers.append(
+            responses.append(
                 await ask(client, HI, tools=[ADD], thinking=THINKING, stream=stream, extra_headers=retry)
             )
             await until(lambda: not gateway.services.replies._completions, "only the record has the reply")
-    first, again = answers
+    first, again = responses
     assert first.model_dump() == again.model_dump()
     assert [block.type for block in first.content] == ["thinking", "text", "tool_use"]
     assert len(engine.requests) == before + 1
@@ -226,14 +229,16 @@ async def test_a_retry_of_a_stopped_reply_names_its_stop_sequence(
 ) -> None:
     gateway, engine = scripted
     engine.replies.append("one two three")
-    answers = []
+    responses = []
     async with opened(gateway) as (client, _):
         for _ in range(2):
-            answers.append(
+            responses.append(
                 await ask(client, HI, stop_sequences=["two"], extra_headers={"idempotency-key": "k"})
             )
             await until(lambda: not gateway.services.replies._completions, "only the record has the reply")
-    assert [(answer.content[0].text, answer.stop_sequence) for answer in answers] == [("one ", "two")] * 2
+    assert [(response.content[0].text, response.stop_sequence) for response in responses] == [
+        ("one ", "two")
+    ] * 2
 
 
 async def test_errors_are_the_sdks_own(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
@@ -272,10 +277,10 @@ async def test_a_body_that_is_no_request(scripted: tuple[RunningGateway, Scripte
             b'{"model": 5}',
             b'{"model": "claude-opus", "messages": {}}',
         ):
-            answer = await gateway.http.post(path, content=content, headers=headers)
-            assert answer.status_code == 400
-            assert answer.json()["type"] == "error"
-            assert answer.json()["error"]["type"] == "invalid_request_error"
+            response = await gateway.http.post(path, content=content, headers=headers)
+            assert response.status_code == 400
+            assert response.json()["type"] == "error"
+            assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_key_as_anthropics_clients_send_it(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
@@ -283,19 +288,19 @@ async def test_a_key_as_anthropics_clients_send_it(scripted: tuple[RunningGatewa
     episode = await gateway.admin.open_episode("task", mode="eval")
     for headers in ({"x-api-key": episode.api_key}, {"authorization": f"Bearer {episode.api_key}"}):
         engine.replies.append("yes")
-        answer = await gateway.http.post(
+        response = await gateway.http.post(
             f"/e/{episode.episode_id}/v1/messages?beta=true",
             json={"model": "claude-opus", "max_tokens": 9, "messages": [HI]},
             headers={**headers, "anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219"},
         )
-        assert answer.json()["content"] == [{"type": "text", "text": "yes"}], answer.text
+        assert response.json()["content"] == [{"type": "text", "text": "yes"}], response.text
 
 
 async def lines(gateway: RunningGateway, headers: dict[str, str], **values: Any) -> AsyncIterator[str]:
     body = {"model": "claude-opus", "max_tokens": 50, "messages": [HI], "stream": True, **values}
-    async with gateway.http.stream("POST", "/v1/messages", json=body, headers=headers) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        async for line in answer.aiter_lines():
+    async with gateway.http.stream("POST", "/v1/messages", json=body, headers=headers) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for line in response.aiter_lines():
             yield line
 
 

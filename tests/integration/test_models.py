@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.fake import FakeEngine, create_fake_app
-from gateway.engines.fake.engine import Faults
+from gateway.engines.fake import FakeEngine, Faults, create_fake_app
 from headgate.client import EpisodeRunner, Task
 from headgate.client.admin import GatewayRefused
 from headgate.client.agents import FunctionAgent
@@ -259,8 +258,8 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
             "/v1/chat/completions",
             json={"model": "judge", "messages": [{"role": "user", "content": "hi"}], "stream": True},
             headers=headers,
-        ) as answer:
-            lines = answer.aiter_lines()
+        ) as response:
+            lines = response.aiter_lines()
             await anext(lines)
             (call,) = await admin.calls()
             other = "judge-0" if call["engine"] == "helper" else "helper"
@@ -287,9 +286,9 @@ async def test_names(tiny_model: Path, tmp_path: Path) -> None:
         episode, headers = await gateway.open("task")
         assert (await gateway.chat(headers, model="gpt-4o-mini", max_tokens=2)).status_code == 200
         for stream in (False, True):
-            answer = await gateway.chat(headers, model="gpt-5", stream=stream)
-            assert answer.status_code == 404
-            error = answer.json()["error"]
+            response = await gateway.chat(headers, model="gpt-5", stream=stream)
+            assert response.status_code == 404
+            error = response.json()["error"]
             assert error.keys() == {"message", "type", "param", "code"}
             assert (error["code"], error["param"]) == ("model_not_found", "model")
             assert "gpt-5" in error["message"]

@@ -20,8 +20,8 @@ LONG = 60
 async def ask(gateway: RunningGateway, question: Any) -> str:
     """Make one call of a new episode of the task, and return the engine that sampled its end."""
     episode, headers = await gateway.open("long", mode="eval")
-    answer = await gateway.chat(headers, max_tokens=LONG, messages=question)
-    assert answer.status_code == 200, answer.text
+    response = await gateway.chat(headers, max_tokens=LONG, messages=question)
+    assert response.status_code == 200, response.text
     (call,) = (await gateway.admin.episode(episode))["calls"]
     return call["engine"]
 

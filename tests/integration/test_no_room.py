@@ -1,4 +1,4 @@
-"""A full disk under a gateway: 503 with the reason until there is room; what was answered is there, what had begun ends well."""
+"""A full disk under a gateway: 503 with the reason until there is room; what was served is there, what had begun ends well."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.harness.waiting import until
 LONG = [{"role": "user", "content": "x" * 20_000}]
 
 
-def code_of(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["error"]["code"]
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
 
 
 async def test_calls_are_refused_while_there_is_no_room_and_nothing_is_lost(
@@ -49,9 +49,9 @@ async def test_calls_are_refused_while_there_is_no_room_and_nothing_is_lost(
         assert code_of(opening) == (503, "store_full")
         assert not begun.done()
         disk.make_room()
-        answer = await begun
-        assert answer.status_code == 200
+        response = await begun
+        assert response.status_code == 200
         assert (await gateway.http.get("/readyz")).status_code == 200
         calls = (await gateway.http.get(f"/admin/v1/episodes/{episode}")).json()["calls"]
-        assert {call["id"] for call in calls} == {before.json()["id"], answer.json()["id"]}
+        assert {call["id"] for call in calls} == {before.json()["id"], response.json()["id"]}
         await gateway.admin.reward(episode, 1.0)

@@ -134,7 +134,7 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
 
 
 @pytest.mark.long  # the deadline passes
-async def test_an_engine_that_hangs_in_sleep_is_killed_and_the_claim_is_answered(
+async def test_an_engine_that_hangs_in_sleep_is_killed_and_the_claim_is_served(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     values = cluster(

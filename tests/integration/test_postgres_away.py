@@ -25,11 +25,11 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
-def code_of(answer: httpx.Response) -> str:
+def code_of(response: httpx.Response) -> str:
     """Return the code of a refusal in OpenAI's form that has Retry-After."""
-    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error"), answer.text
-    assert int(answer.headers["retry-after"]) >= 1
-    return str(answer.json()["error"]["code"])
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "server_error"), response.text
+    assert int(response.headers["retry-after"]) >= 1
+    return str(response.json()["error"]["code"])
 
 
 async def test_clients_are_refused_with_retry_after_and_are_served_later(

@@ -38,9 +38,9 @@ async def page(run: Recorded) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def get(page: httpx.AsyncClient, route: str, **params: Any) -> dict[str, Any]:
-    answer = await page.get(route, params=params)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await page.get(route, params=params)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def test_a_runs_curves_and_list_are_as_they_were_recorded(
@@ -163,8 +163,8 @@ async def test_its_settings_and_logs_are_those_of_its_folders(page: httpx.AsyncC
     assert end["text"].endswith("WARNING engine demo-0 was slow\n")
     assert (len(end["text"]) <= 1024, end["text"].startswith("INFO")) == (True, True)
     for other in (run.folder / "gateway.db", run.folder / "model/../gateway.log", "/etc/passwd"):
-        answer = await page.get("/logs/tail", params={"log": str(other)})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_log")
+        response = await page.get("/logs/tail", params={"log": str(other)})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "no_log")
 
 
 async def test_its_page_is_ready(page: httpx.AsyncClient) -> None:

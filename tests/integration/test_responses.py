@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.store import answers
+from gateway.store import responses
 from headgate.errors import Unavailable
 from tests.harness.agents import client_of, sdk
 from tests.harness.records import nodes_of
@@ -176,7 +176,7 @@ async def test_instructions_are_not_carried_over(scripted: Scripted) -> None:
         assert "Be brief." in text
 
 
-async def test_answers_branch_where_clients_go_on_from_the_same_one(scripted: Scripted) -> None:
+async def test_responses_branch_where_clients_go_on_from_the_same_one(scripted: Scripted) -> None:
     gateway, engine = scripted
     engine.replies += ["root", "left", "right", "more"]
     async with client_of(gateway) as (client, _):
@@ -238,7 +238,7 @@ async def test_a_response_that_is_not_stored_cannot_be_come_back_for(scripted: S
                 await create(client, "x", previous_response_id=response.id)
 
 
-async def test_another_episodes_answers_do_not_exist(scripted: Scripted) -> None:
+async def test_another_episodes_responses_do_not_exist(scripted: Scripted) -> None:
     gateway, engine = scripted
     engine.replies += ["mine"]
     async with client_of(gateway) as (mine, _), client_of(gateway) as (other, episode):
@@ -300,7 +300,7 @@ async def test_input_tokens_are_those_of_the_prompt(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_retry_gets_the_same_answer(scripted: Scripted, stream: bool) -> None:
+async def test_a_retry_gets_the_same_response(scripted: Scripted, stream: bool) -> None:
     gateway, engine = scripted
     engine.replies += [f"<think>\nhm\n</think>\n\nso{TOOL_CALL}"]
     body: dict[str, Any] = {"tools": [ADD], "extra_headers": RETRY}
@@ -316,7 +316,7 @@ async def test_a_retry_gets_the_same_answer(scripted: Scripted, stream: bool) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_cannot_be_stored_is_not_called_complete(
+async def test_a_response_that_cannot_be_stored_is_not_called_complete(
     scripted: Scripted, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway, engine = scripted
@@ -325,16 +325,16 @@ async def test_an_answer_that_cannot_be_stored_is_not_called_complete(
     def full(*_: Any) -> None:
         raise Unavailable("the disk is full", retry_after=1.0)
 
-    insert = answers.insert_answer
-    monkeypatch.setattr(answers, "insert_answer", full)
+    insert = responses.insert_response
+    monkeypatch.setattr(responses, "insert_response", full)
     async with client_of(gateway) as (client, _):
         with pytest.raises(openai.APIError, match="disk"):
             await (streamed(client, "hi") if stream else create(client, "hi"))
-        monkeypatch.setattr(answers, "insert_answer", insert)
+        monkeypatch.setattr(responses, "insert_response", insert)
         send = streamed if stream else create
         again = await send(client, "hi", extra_headers=RETRY)
-        answer = again[-1].response if stream else again
-        assert await client.responses.retrieve(answer.id) == answer
+        response = again[-1].response if stream else again
+        assert await client.responses.retrieve(response.id) == response
         assert len(engine.requests) == 1
 
 

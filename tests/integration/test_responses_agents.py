@@ -1,4 +1,4 @@
-"""Stored answers under an agent's key: they identify the episode, and are reached in all of the agent's."""
+"""Stored responses under an agent's key: they identify the episode, and are reached in all of the agent's."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ async def test_a_chain_belongs_to_the_episode_in_which_it_began(
     gateway, engine = scripted
     chains: list[Any] = [None, None]
     for turn in range(3):
-        for i in range(2):  # equal input in both, so that only the continued answer distinguishes them
+        for i in range(2):  # equal input in both, so that only the continued response distinguishes them
             engine.replies.append("the same")
             previous = chains[i].id if chains[i] else None
             send = streamed if stream else create
-            answer = await send(clients["ann"], f"turn {turn}", previous_response_id=previous)
-            chains[i] = answer[-1].response if stream else answer
+            response = await send(clients["ann"], f"turn {turn}", previous_response_id=previous)
+            chains[i] = response[-1].response if stream else response
     episodes = [await episode_of(scripted, response.id) for response in chains]
     assert episodes[0] != episodes[1]
     for episode in episodes:
         await one_path(gateway, episode, turns=3)
 
 
-async def test_an_agent_reaches_only_its_own_answers(scripted: Scripted, clients: Clients) -> None:
+async def test_an_agent_reaches_only_its_own_responses(scripted: Scripted, clients: Clients) -> None:
     engine = scripted[1]
     ann, bob = clients["ann"], clients["bob"]
     engine.replies += ["a", "b"]
@@ -86,7 +86,7 @@ async def test_an_agent_reaches_only_its_own_answers(scripted: Scripted, clients
         await create(ann, "x", previous_response_id=response.id, extra_headers=other)
 
 
-async def test_an_answer_outlives_its_episode_and_is_not_continued(
+async def test_a_response_outlives_its_episode_and_is_not_continued(
     scripted: Scripted, clients: Clients
 ) -> None:
     gateway, engine = scripted

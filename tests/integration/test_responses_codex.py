@@ -1,4 +1,4 @@
-"""Codex's default requests (a recorded one, trimmed), and the answers that it can read."""
+"""Codex's default requests (a recorded one, trimmed), and the responses that it can read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 async def request(client: openai.AsyncOpenAI, body: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
-    """The events of an answer, each as the SDK types it, and the answer's headers."""
+    """The events of a response, each as the SDK types it, and the response's headers."""
     metadata = {"client_metadata": body["client_metadata"]}
     known = {name: value for name, value in body.items() if name not in metadata}
     raw = await client.responses.with_raw_response.create(**known, extra_body=metadata)
@@ -91,8 +91,8 @@ async def test_dropped_tools_are_counted(scripted: Scripted) -> None:
 
     before = await counted()
     async with client_of(gateway) as (client, _):
-        answer = await client.responses.create(model="m", input="hi", tools=[{"type": "mcp"}])  # type: ignore[call-overload]
-    assert answer.tools == []
+        response = await client.responses.create(model="m", input="hi", tools=[{"type": "mcp"}])  # type: ignore[call-overload]
+    assert response.tools == []
     assert await counted() == before + 1
 
 

@@ -51,7 +51,7 @@ class Responding(Elsewhere):
     """An API that has responses."""
 
     def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/responses", self.answer, methods=["POST"])])
+        return Starlette(routes=[Route("/v1/responses", self.respond, methods=["POST"])])
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def relayed(tiny_model: Path, tmp_path: Path) -> AsyncIterator[tuple[Runni
         yield gateway, there
 
 
-def answering(there: Responding, response: Response) -> None:
+def responding(there: Responding, response: Response) -> None:
     async def respond(_body: dict[str, Any]) -> Response:
         return response
 
@@ -70,13 +70,13 @@ def answering(there: Responding, response: Response) -> None:
 
 async def test_a_whole_response_is_the_upstreams_own(relayed: tuple[RunningGateway, Responding]) -> None:
     gateway, there = relayed
-    answering(there, JSONResponse(WHOLE))
+    responding(there, JSONResponse(WHOLE))
     opened = await gateway.admin.open_episode("task")
     async with sdk(opened) as client:
-        answer = await client.responses.create(model="gpt-4o", input="hi", background=True)
-        assert answer.to_dict() == WHOLE
+        respond = await client.responses.create(model="gpt-4o", input="hi", background=True)
+        assert respond.to_dict() == WHOLE
         with pytest.raises(openai.NotFoundError):
-            await client.responses.retrieve(answer.id)
+            await client.responses.retrieve(respond.id)
     ((sent, body),) = there.requests
     assert body == {"model": "big-one", "input": "hi", "background": True}
     assert sent["authorization"] == "Bearer sk-of-the-admin"
@@ -91,13 +91,13 @@ async def test_a_stream_is_the_upstreams_own(
     relayed: tuple[RunningGateway, Responding], last: str, named: bool
 ) -> None:
     gateway, there = relayed
-    answering(there, events(stream_of(last, named)))
+    responding(there, events(stream_of(last, named)))
     episode, headers = await gateway.open("task")
     body = {"model": "oracle", "input": "hi", "stream": True}
-    answer = await gateway.http.post("/v1/responses", json=body, headers=headers)
-    assert answer.content == b"".join(stream_of(last, named))
+    respond = await gateway.http.post("/v1/responses", json=body, headers=headers)
+    assert respond.content == b"".join(stream_of(last, named))
     call, exchange = await call_of(gateway, episode)
-    assert (call["finish_reason"], exchange["response"].encode()) == ("upstream", answer.content)
+    assert (call["finish_reason"], exchange["response"].encode()) == ("upstream", respond.content)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -111,7 +111,7 @@ async def test_the_last_event_leaves_after_the_commit(
         for start in range(0, len(whole), size):
             yield whole[start : start + size]
 
-    answering(there, events(pieces()))
+    responding(there, events(pieces()))
     upstream = type(gateway.services.models.upstream["oracle"])
     record = upstream.record
 
@@ -135,7 +135,7 @@ async def test_the_last_event_leaves_after_the_commit(
 async def test_one_that_broke_off_raises(relayed: tuple[RunningGateway, Responding], end: bytes) -> None:
     """`[DONE]` ends nothing here, and the text of the model does not end it."""
     gateway, there = relayed
-    answering(there, events([*stream_of()[:2], end]))
+    responding(there, events([*stream_of()[:2], end]))
     opened = await gateway.admin.open_episode("task")
     async with sdk(opened) as client:
         stream = await client.responses.create(model="oracle", input="hi", stream=True)

@@ -90,8 +90,8 @@ class Driver:
             case ("call", name):
                 body = {"model": "any", "max_tokens": 6, "messages": [{"role": "user", "content": name}]}
                 headers = {"Authorization": f"Bearer {self.keys[name]}"}
-                answer = await self.http.post("/v1/chat/completions", json=body, headers=headers)
-                self.sampled[name] = answer.raise_for_status().json()["usage"]["completion_tokens"]
+                response = await self.http.post("/v1/chat/completions", json=body, headers=headers)
+                self.sampled[name] = response.raise_for_status().json()["usage"]["completion_tokens"]
             case ("reward", name, value):
                 await self.admin.reward(self.ids[name], float(value))
             case ("abandon", name):
@@ -125,7 +125,7 @@ class Driver:
                 self.lease = None
 
     async def again(self, action: Action) -> None:
-        """An action whose answer was lost: it is sent once more, and an effect that exists already is not an error."""
+        """An action whose response was lost: it is sent once more, and an effect that exists already is not an error."""
         try:
             await self.do(action)
         except GatewayRefused as refusal:

@@ -48,13 +48,13 @@ async def trained(gateway: RunningGateway, buffer: int, checkpoint: str) -> None
 
 
 async def there(gateway: RunningGateway) -> set[str]:
-    answer = await gateway.http.get("/admin/v1/episodes")
-    return {row["id"] for row in answer.json()["episodes"]}
+    response = await gateway.http.get("/admin/v1/episodes")
+    return {row["id"] for row in response.json()["episodes"]}
 
 
 async def delete(gateway: RunningGateway, episode: str, **query: str) -> tuple[int, dict[str, Any]]:
-    answer = await gateway.http.delete(f"/admin/v1/episodes/{episode}", params=query)
-    return answer.status_code, answer.json()
+    response = await gateway.http.delete(f"/admin/v1/episodes/{episode}", params=query)
+    return response.status_code, response.json()
 
 
 async def code_of(gateway: RunningGateway, episode: str, **query: str) -> tuple[int, str]:
@@ -102,10 +102,10 @@ async def test_the_batches_since_the_newest_checkpoint_can_be_trained_again(valu
         await retention.prune(gateway.services.database, EVERYTHING)
         assert await there(gateway) == {*episodes[1], *episodes[2]}
         for buffer in (1, 2):
-            answer = await gateway.http.get(f"/admin/v1/batches/{buffer}/groups")
-            assert answer.status_code == 200
-        answer = await gateway.http.get("/admin/v1/batches/0/groups")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "episodes_deleted")
+            response = await gateway.http.get(f"/admin/v1/batches/{buffer}/groups")
+            assert response.status_code == 200
+        response = await gateway.http.get("/admin/v1/batches/0/groups")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "episodes_deleted")
         batches = (await gateway.http.get("/admin/v1/batches")).json()["batches"]
         assert [batch["groups"] for batch in batches] == [2, 2, 2], "that they were trained stays known"
 

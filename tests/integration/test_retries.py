@@ -36,12 +36,12 @@ async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 0) -
     return turn
 
 
-def content_of(answer: httpx.Response) -> dict[str, Any]:
-    """Return the text of a streamed or whole answer, however it was cut into chunks."""
-    assert answer.status_code == 200, answer.text
-    if "event-stream" not in answer.headers["content-type"]:
-        return answer.json()
-    *events, done = [json.loads(e[6:]) if "[DONE]" not in e else "" for e in answer.text.split("\n\n") if e]
+def content_of(response: httpx.Response) -> dict[str, Any]:
+    """Return the text of a streamed or whole response, however it was cut into chunks."""
+    assert response.status_code == 200, response.text
+    if "event-stream" not in response.headers["content-type"]:
+        return response.json()
+    *events, done = [json.loads(e[6:]) if "[DONE]" not in e else "" for e in response.text.split("\n\n") if e]
     assert done == "", "the stream ended as it should"
     joined: dict[str, Any] = {"id": {event["id"] for event in events}, "usage": events[-1].get("usage")}
     for choice in (choice for event in events for choice in event["choices"]):
@@ -105,12 +105,12 @@ async def test_what_the_sdk_sends_again_after_a_broken_connection_is_one_call(
         await stops(gateway)
         await release(gateway)
         again.set()
-        answer = await call
+        response = await call
         if stream:
-            chunks = [chunk async for chunk in answer]
+            chunks = [chunk async for chunk in response]
             text = "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices)
         else:
-            text = answer.choices[0].message.content
+            text = response.choices[0].message.content
     turn = await check_one_turn(gateway, opened.episode_id, lost=begun % WHOLE_INTERVAL)
     assert text == gateway.model.renderer.decode(turn["ids"][:-1])
 
@@ -120,8 +120,8 @@ async def test_a_stream_that_breaks_is_resumed_by_an_equal_request(gateway: Runn
     await hold_after(gateway, 30)
     episode, headers = await gateway.open("task")
     body = {**lasting(gateway), "stream": True, "logprobs": True}
-    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-        lines = answer.aiter_lines()
+    async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        lines = response.aiter_lines()
         received = [line for _ in range(20) if (line := await anext(lines))]
         await arrived(gateway, 1)
         await taken(gateway, 30)
@@ -179,7 +179,7 @@ async def test_equal_requests_are_two_samples(gateway: RunningGateway) -> None:
     await arrived(gateway, 3)
     await release(gateway)
     later = await send(gateway, headers, body, **{"x-stainless-retry-count": "none"})
-    ids = {answer.json()["id"] for answer in [*await together, later]}
+    ids = {response.json()["id"] for response in [*await together, later]}
     assert len(ids) == len(await turns_of(gateway, episode)) == 4
 
 
@@ -190,11 +190,11 @@ async def test_only_one_of_two_equal_requests_takes_the_place_of_the_client_that
     body = lasting(gateway)
     await drop(gateway, headers, body, 20)
     await hold_after(gateway, 1)
-    answering = asyncio.gather(*(send(gateway, headers, body) for _ in range(2)))
+    responding = asyncio.gather(*(send(gateway, headers, body) for _ in range(2)))
     await arrived(gateway, 2)
     await release(gateway)
-    answers = await answering
-    assert len({answer.json()["id"] for answer in answers}) == 2
+    responses = await responding
+    assert len({response.json()["id"] for response in responses}) == 2
     assert [turn["mask_reason"] for turn in await turns_of(gateway, episode)] == ["", ""]
 
 
@@ -209,11 +209,11 @@ async def test_requests_with_the_same_idempotency_key_are_one_call(gateway: Runn
     await release(gateway)
     together = await sending
     later = await send(gateway, headers, body, **key)
-    assert all(answer.json() == later.json() for answer in together)
+    assert all(response.json() == later.json() for response in together)
     await check_one_turn(gateway, episode)
     elsewhere = await send(gateway, other_headers, body, **key)
     another = await send(gateway, headers, body, **{"Idempotency-Key": "k2"})
-    assert len({answer.json()["id"] for answer in (later, elsewhere, another)}) == 3
+    assert len({response.json()["id"] for response in (later, elsewhere, another)}) == 3
     assert len(await turns_of(gateway, episode)) == 2
     assert len(await turns_of(gateway, other)) == 1
 
@@ -237,7 +237,7 @@ async def test_an_idempotency_key_is_for_one_body(gateway: RunningGateway) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_record_answers_a_retry_after_the_end_and_after_a_restart(
+async def test_the_record_serves_a_retry_after_the_end_and_after_a_restart(
     tiny_model: Path, tmp_path: Path, stream: bool
 ) -> None:
     engine, port = ScriptedEngine(), free_port()
@@ -298,7 +298,7 @@ async def test_a_finished_reply_is_kept_for_a_client_that_could_not_have_it(
     call.cancel()
     await until(lambda: completion.reply.orphaned, "the client has left")
     commit.set()
-    await until(lambda: completion.reply.over, "the turn is committed")
+    await until(lambda: completion.reply.ended, "the turn is committed")
     again = await send(gateway, headers, body)
     await until(lambda: not live.calls, "it is kept no longer")
     turn = await check_one_turn(gateway, episode)

@@ -35,15 +35,15 @@ async def called(gateway: RunningGateway, headers: dict[str, str]) -> str:
 
 async def post(gateway: RunningGateway, path: str, body: str) -> tuple[int, dict[str, Any]]:
     headers = {"content-type": "application/json"}
-    answer = await gateway.http.post(f"/admin/v1/episodes/{path}", content=body, headers=headers)
-    return answer.status_code, answer.json()
+    response = await gateway.http.post(f"/admin/v1/episodes/{path}", content=body, headers=headers)
+    return response.status_code, response.json()
 
 
 async def refused(gateway: RunningGateway, path: str, body: str, words: str) -> None:
-    status, answer = await post(gateway, path, body)
-    assert status == 400, answer
-    assert "reward" in answer["error"]["param"]
-    assert words in answer["error"]["message"]
+    status, response = await post(gateway, path, body)
+    assert status == 400, response
+    assert "reward" in response["error"]["param"]
+    assert words in response["error"]["message"]
 
 
 async def test_a_reward_that_is_not_a_number_is_refused_on_every_route(gateway: RunningGateway) -> None:
@@ -56,8 +56,8 @@ async def test_a_reward_that_is_not_a_number_is_refused_on_every_route(gateway: 
             (f"{episode}/reward", f'{{"reward": 1, "components": {{"form": {value}}}}}'),
             (f"{episode}/calls/{call}/reward", f'{{"reward": {value}}}'),
         ):
-            status, answer = await post(gateway, path, body)
-            assert status == 400, (body, answer)
+            status, response = await post(gateway, path, body)
+            assert status == 400, (body, response)
     row = await gateway.admin.episode(episode)
     assert (row["state"], row["reward"], [c["reward"] for c in row["calls"]]) == ("open", None, [None])
 

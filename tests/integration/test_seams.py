@@ -71,7 +71,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 async def ask(
     gateway: RunningGateway, stream: bool, body: dict[str, Any]
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the client's answer without what differs from call to call, and the recorded nodes."""
+    """Return the client's response without what differs from call to call, and the recorded nodes."""
     opened = await gateway.admin.open_episode("task", mode="eval")
     question: Any = [{"role": "user", "content": "hi"}]
     async with sdk(opened) as client:
@@ -109,7 +109,7 @@ async def test_broken_calls_have_the_replies_of_unbroken_ones(
     tiny_model: Path, tmp_path: Path, stream: bool
 ) -> None:
     steady, breaking = BreakingEngine(None), BreakingEngine(20261121)
-    answers: dict[str, list[Any]] = {name: [] for name in CASES}
+    responses: dict[str, list[Any]] = {name: [] for name in CASES}
     for engine in (steady, breaking):
         port = free_port()
         external = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
@@ -121,11 +121,13 @@ async def test_broken_calls_have_the_replies_of_unbroken_ones(
                 engine.begin(text)
                 choice, nodes = await ask(gateway, stream, body)
                 assert engine.breaks >= 3 or engine is steady
-                answers[name].append((choice, nodes[-1]["ids"], nodes[-1]["logprobs"], nodes[-1]["versions"]))
+                responses[name].append(
+                    (choice, nodes[-1]["ids"], nodes[-1]["logprobs"], nodes[-1]["versions"])
+                )
             for request in engine.requests:
                 params = request["sampling_params"]
                 assert params["max_tokens"] >= 1
-    for name, (unbroken, broken) in answers.items():
+    for name, (unbroken, broken) in responses.items():
         assert broken == unbroken, name
 
 

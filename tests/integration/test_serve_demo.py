@@ -36,7 +36,7 @@ async def test_a_fresh_clone_replies_records_and_prints_the_next_steps(tmp_path:
         async with GatewayClient(served.url) as admin:
             opened = await admin.open_episode("t1")
             async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
-                answer = await client.chat.completions.create(
+                response = await client.chat.completions.create(
                     model="any",
                     messages=[
                         {"role": "system", "content": "A coding agent describes its tools. " * 1_500},
@@ -44,13 +44,13 @@ async def test_a_fresh_clone_replies_records_and_prints_the_next_steps(tmp_path:
                     ],
                     max_tokens=12,
                 )
-            words = (answer.choices[0].message.content or "").split()
+            words = (response.choices[0].message.content or "").split()
             assert words
             assert set(words) <= set(WORDS.split())
             await admin.reward(opened.episode_id, 1.0)
             nodes = (await admin.trajectory(opened.episode_id))["nodes"]
             assert (
-                sum(len(node["ids"]) for node in nodes if node["sampled"]) == answer.usage.completion_tokens
+                sum(len(node["ids"]) for node in nodes if node["sampled"]) == response.usage.completion_tokens
             )
     finally:
         await process.stop()

@@ -46,10 +46,10 @@ async def call(gateway: Served, times: int = 1) -> None:
         opened = await admin.open_episode("task", mode="eval")
     for _ in range(times):
         async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
-            answer = await client.chat.completions.create(
+            response = await client.chat.completions.create(
                 model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=8
             )
-            assert answer.choices[0].finish_reason in ("stop", "length")
+            assert response.choices[0].finish_reason in ("stop", "length")
 
 
 async def test_workers_and_engines_come_back_and_all_end_together(

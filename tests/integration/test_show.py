@@ -13,7 +13,7 @@ from tests.harness.gateways import RunningGateway
 
 async def test_a_run_and_its_episodes_are_shown(gateway: RunningGateway) -> None:
     episode, headers = await gateway.open("[task]")
-    answer = (await gateway.chat(headers, max_tokens=5)).json()
+    response = (await gateway.chat(headers, max_tokens=5)).json()
     where = ("--gateway", gateway.url)
 
     status = await gateway_command("status", *where)
@@ -31,7 +31,7 @@ async def test_a_run_and_its_episodes_are_shown(gateway: RunningGateway) -> None
 
     shown = await gateway_command("episodes", "show", episode, *where)
     assert "5 tokens sampled by version 0, mean log-probability -" in shown.output
-    assert answer["choices"][0]["message"]["content"] in shown.output
+    assert response["choices"][0]["message"]["content"] in shown.output
     raw = await gateway_command("episodes", "show", episode, "--json", *where)
     assert json.loads(raw.output)["nodes"][1]["call_id"] == json.loads(raw.output)["calls"][0]["call_id"]
 
@@ -68,4 +68,4 @@ async def test_an_unreachable_gateway_is_reported(command: tuple[str, ...]) -> N
     port = free_port()
     result = await gateway_command(*command, "--gateway", f"http://127.0.0.1:{port}")
     assert result.exit_code == 1
-    assert f"no gateway answers at http://127.0.0.1:{port}" in result.output
+    assert f"no gateway responds at http://127.0.0.1:{port}" in result.output

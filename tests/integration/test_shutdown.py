@@ -139,7 +139,7 @@ async def test_a_second_signal_ends_the_waiting(tiny_model: Path, tmp_path: Path
 
 
 async def test_a_start_that_waits_for_an_engine_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
-    script = tmp_path / "engine.py"  # never answers
+    script = tmp_path / "engine.py"  # never responds
     script.write_text("import time\nprint('here')\ntime.sleep(3600)\n")
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec python3 {script}\n")

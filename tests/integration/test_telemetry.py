@@ -33,8 +33,8 @@ async def call(gateway: RunningGateway, sampled: bool = True, **body: Any) -> st
     """One call of an agent that traces itself; its episode."""
     episode, headers = await gateway.open(mode="eval")
     parent = f"00-{TRACE}-{PARENT}-{'01' if sampled else '00'}"
-    answer = await gateway.chat({**headers, "traceparent": parent}, **body)
-    assert answer.status_code == 200, answer.text
+    response = await gateway.chat({**headers, "traceparent": parent}, **body)
+    assert response.status_code == 200, response.text
     return episode
 
 
@@ -103,7 +103,7 @@ async def test_the_agent_decides_whether_its_call_is_traced_and_share_where_it_d
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_without_its_collector_calls_are_answered_and_the_gateway_ends(
+async def test_without_its_collector_calls_are_served_and_the_gateway_ends(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     away = {"endpoint": f"http://127.0.0.1:{free_port()}"}

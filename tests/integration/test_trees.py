@@ -77,9 +77,9 @@ class Agent:
         self.stage.engine.replies += replies
         values = {"model": "m", "messages": messages, "n": max(1, len(replies)), "tools": TOOLS, **body}
         sent = {"Authorization": f"Bearer {self.key}", **(headers or {})}
-        answer = await self.stage.gateway.http.post("/v1/chat/completions", json=values, headers=sent)
-        assert answer.status_code == 200, answer.text
-        return [choice["message"] for choice in answer.json()["choices"]]
+        response = await self.stage.gateway.http.post("/v1/chat/completions", json=values, headers=sent)
+        assert response.status_code == 200, response.text
+        return [choice["message"] for choice in response.json()["choices"]]
 
     async def go(self, messages: list[Any], reply: str, then: str = "go on") -> None:
         """Make a turn, then the message of the user; the client keeps no thinking."""

@@ -28,8 +28,8 @@ async def test_a_whole_reply_crosses_an_update_too(
         await arrived(gateway, 4)
         await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         await release(gateway)
-        answers = await asyncio.gather(*calls)
-        counts = [[answer.json()["usage"]["completion_tokens"]] for answer in answers]
+        responses = await asyncio.gather(*calls)
+        counts = [[response.json()["usage"]["completion_tokens"]] for response in responses]
         agents = list(zip([e for e, _ in opened], counts, strict=True))
         assert counts == [[40]] * 4
         assert await check_everything(gateway, versions, agents, endless=True) == 4
@@ -70,10 +70,10 @@ async def test_an_engine_that_can_load_nothing_serves_no_call_until_it_can(
         assert status["engines"][0]["state"] == "quarantined"
         episode, headers = await gateway.open("waits")
         for stream in (False, True):
-            answer = await gateway.chat(headers, stream=stream)
-            assert answer.status_code == 503
-            assert answer.json()["error"]["code"] == "no_engine"
-            assert int(answer.headers["retry-after"]) >= 1
+            response = await gateway.chat(headers, stream=stream)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "no_engine"
+            assert int(response.headers["retry-after"]) >= 1
         assert await nodes_of(gateway, episode) == []
         assert (await gateway.http.get("/readyz")).status_code == 503
         assert (await gateway.http.get("/healthz")).status_code == 200
@@ -128,15 +128,17 @@ async def test_nothing_is_sampled_while_an_engine_is_held_and_streams_stay_open(
         slot.hold()
         _, headers = await gateway.open("task", mode="eval")
         body = {"model": "m", "messages": [USER], "stream": True, "max_tokens": 4}
-        async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-            lines = answer.aiter_lines()
+        async with gateway.http.stream(
+            "POST", "/v1/chat/completions", json=body, headers=headers
+        ) as response:
+            lines = response.aiter_lines()
             comments = [line async for line in _first(lines, 6)]
             assert set(comments) == {": keep-alive", ""}
             assert gateway.engine.running == 0
             assert (await gateway.admin.status())["waiting_calls"] == 1
             gateway.let_in()
             rest = [line async for line in lines]
-        assert answer.status_code == 200
+        assert response.status_code == 200
         assert "data: [DONE]" in rest
 
 
@@ -156,7 +158,7 @@ async def test_more_calls_than_may_wait_are_refused_early(tiny_model: Path, tmp_
         refused = await gateway.chat(headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
         gateway.let_in()
-        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+        assert [response.status_code for response in await asyncio.gather(*waiting)] == [200, 200]
 
 
 async def test_how_an_update_ended_is_the_next_coordinators_affair(

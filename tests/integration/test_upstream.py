@@ -18,15 +18,15 @@ from tests.harness.scripted import USER
 from tests.harness.upstream import EVENTS, WHOLE, WORDS, Elsewhere, behind, call_of, event, events, streaming
 
 
-async def test_a_whole_answer_is_the_upstreams_own_and_recorded(
+async def test_a_whole_response_is_the_upstreams_own_and_recorded(
     relayed: tuple[RunningGateway, Elsewhere],
 ) -> None:
     gateway, there = relayed
     episode, headers = await gateway.open("task")
     body = {"n": 2, "response_format": {"type": "json_object"}, "unheard_of": [1, {"deep": None}]}
-    answer = await gateway.chat({**headers, "x-of-the-agent": "1"}, model="gpt-4o", **body)
-    assert (answer.status_code, answer.json()) == (200, WHOLE)
-    assert answer.headers["x-headgate-episode"] == episode
+    response = await gateway.chat({**headers, "x-of-the-agent": "1"}, model="gpt-4o", **body)
+    assert (response.status_code, response.json()) == (200, WHOLE)
+    assert response.headers["x-headgate-episode"] == episode
     ((sent, body_sent),) = there.requests
     assert body_sent == {"model": "big-one", "messages": [USER], **body}
     assert sent["authorization"] == "Bearer sk-of-the-admin"
@@ -120,8 +120,8 @@ async def test_the_end_of_a_stream_leaves_after_the_commit(
 
     monkeypatch.setattr(type(upstream), "record", late)
     episode, headers = await gateway.open("task")
-    async with streaming(gateway, headers) as answer:
-        lines = answer.aiter_lines()
+    async with streaming(gateway, headers) as response:
+        lines = response.aiter_lines()
         seen: list[str] = []
         while event(None).decode() not in seen:
             seen.append(await anext(lines))
@@ -154,8 +154,8 @@ async def test_keep_alives_come_between_events_and_never_into_one(
 
     there.respond = respond
     _, headers = await gateway.open("task")
-    async with streaming(gateway, headers) as answer:
-        lines = answer.aiter_lines()
+    async with streaming(gateway, headers) as response:
+        lines = response.aiter_lines()
         kept = 0
         while kept < 3:
             kept += await anext(lines) == ": keep-alive"

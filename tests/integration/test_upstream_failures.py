@@ -1,4 +1,4 @@
-"""Upstream models that refuse, fail, hang or break off; clients and episodes that end before the answer does."""
+"""Upstream models that refuse, fail, hang or break off; clients and episodes that end before the response does."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ async def test_an_error_keeps_its_status_its_body_and_its_advice(
 
     there.respond = respond
     episode, headers = await gateway.open("task")
-    answer = await gateway.chat(headers, model="oracle", stream=stream)
-    assert (answer.status_code, answer.json()) == (429, body)
-    assert answer.headers["content-type"] == "application/json"
-    assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("17", "true")
-    assert "x-secret" not in answer.headers
+    response = await gateway.chat(headers, model="oracle", stream=stream)
+    assert (response.status_code, response.json()) == (429, body)
+    assert response.headers["content-type"] == "application/json"
+    assert (response.headers["retry-after"], response.headers["x-should-retry"]) == ("17", "true")
+    assert "x-secret" not in response.headers
     call, exchange = await call_of(gateway, episode)
     assert (call["finish_reason"], exchange["status"], json.loads(exchange["response"])) == (
         "error",
@@ -56,9 +56,9 @@ async def test_an_upstream_that_is_not_there(tiny_model: Path, tmp_path: Path, s
     port = free_port()
     async with behind(tiny_model, tmp_path, port) as gateway:
         _, headers = await gateway.open("task")
-        answer = await gateway.chat(headers, model="oracle", stream=stream)
-        assert answer.status_code == 502
-        error = answer.json()["error"]
+        response = await gateway.chat(headers, model="oracle", stream=stream)
+        assert response.status_code == 502
+        error = response.json()["error"]
         assert (error["type"], error["code"]) == ("server_error", "upstream_unreachable")
         assert "'send the request to the upstream of oracle'" in error["message"]
         assert str(port) not in error["message"], "where it is, is nothing for agents"
@@ -66,7 +66,7 @@ async def test_an_upstream_that_is_not_there(tiny_model: Path, tmp_path: Path, s
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_upstream_that_does_not_answer_in_time(
+async def test_an_upstream_that_does_not_respond_in_time(
     elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path, stream: bool
 ) -> None:
     there, port = elsewhere
@@ -78,9 +78,9 @@ async def test_an_upstream_that_does_not_answer_in_time(
     there.respond = respond
     async with behind(tiny_model, tmp_path, port, upstream={"timeout_s": 0.3}) as gateway:
         _, headers = await gateway.open("task")
-        answer = await gateway.chat(headers, model="oracle", stream=stream)
-        assert answer.status_code == 504
-        error = answer.json()["error"]
+        response = await gateway.chat(headers, model="oracle", stream=stream)
+        assert response.status_code == 504
+        error = response.json()["error"]
         assert error["code"] == "upstream_timeout"
         assert "'send the request to the upstream of oracle': silent for more than 0.3 s" in error["message"]
 
@@ -108,8 +108,8 @@ async def test_a_connection_may_take_longer_than_the_upstream_may_be_silent(
     upstream = {"url": f"http://localhost:{port}/v1/", "timeout_s": 0.3}
     async with behind(tiny_model, tmp_path, port, upstream=upstream) as gateway:
         _, headers = await gateway.open("task")
-        answer = await gateway.chat(headers, model="oracle")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        response = await gateway.chat(headers, model="oracle")
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
     assert len(there.requests) == 1
 
 
@@ -151,9 +151,9 @@ async def test_a_stream_that_breaks_off_never_ends_as_a_whole_one(
     there.respond = respond
     async with behind(tiny_model, tmp_path, port, upstream=given) as gateway:
         episode, headers = await gateway.open("task")
-        async with streaming(gateway, headers) as answer:
-            data = [line[6:] async for line in answer.aiter_lines() if line.startswith("data: ")]
-        assert answer.status_code == 200
+        async with streaming(gateway, headers) as response:
+            data = [line[6:] async for line in response.aiter_lines() if line.startswith("data: ")]
+        assert response.status_code == 200
         first, error = map(json.loads, data)
         assert first["choices"][0]["delta"] == {"content": "Guten"}
         assert error["error"]["code"] == code
@@ -173,8 +173,8 @@ async def test_a_stream_without_done_is_complete_if_it_finished(
 
     there.respond = respond
     episode, headers = await gateway.open("task")
-    async with streaming(gateway, headers) as answer:
-        data = [line[6:] async for line in answer.aiter_lines() if line.startswith("data: ")]
+    async with streaming(gateway, headers) as response:
+        data = [line[6:] async for line in response.aiter_lines() if line.startswith("data: ")]
     assert [json.loads(line)["id"] for line in data] == ["x-1"] * 5
     assert (await call_of(gateway, episode))[0]["finish_reason"] == "upstream"
 
@@ -190,8 +190,8 @@ async def test_a_client_that_goes_away_leaves_what_it_had_and_the_upstream_stops
 
     there.respond = respond
     episode, headers = await gateway.open("task")
-    async with streaming(gateway, headers) as answer:
-        lines = answer.aiter_lines()
+    async with streaming(gateway, headers) as response:
+        lines = response.aiter_lines()
         while (line := await anext(lines)) in (": keep-alive", ""):  # the API may be slow
             pass
         assert line == event("Guten").decode()
@@ -224,15 +224,15 @@ async def test_the_end_of_an_episode_ends_its_calls_upstream(
         there.respond = whole
     asking = asyncio.create_task(gateway.chat(headers, model="oracle", stream=stream), name="asking")
     (live,) = gateway.services.episodes._live.values()
-    await until(lambda: any(call.parts for call in live.calls), "the answer has begun")
+    await until(lambda: any(call.parts for call in live.calls), "the response has begun")
     await gateway.admin.abandon(episode, "enough")
-    answer = await result_of(asking, "the call is answered")
+    response = await result_of(asking, "the call is answered")
     if stream:
-        error = json.loads(answer.text.strip().split("data: ")[-1])["error"]
-        assert "[DONE]" not in answer.text
+        error = json.loads(response.text.strip().split("data: ")[-1])["error"]
+        assert "[DONE]" not in response.text
     else:
-        assert answer.status_code == 409
-        error = answer.json()["error"]
+        assert response.status_code == 409
+        error = response.json()["error"]
     assert error["code"] == "episode_closed"
     await until(lambda: there.gone == 1, "the upstream's stream is closed")
     await until(lambda: not live.calls, "the episode has no call any more")
@@ -242,10 +242,10 @@ async def test_an_episode_whose_helper_thinks_is_not_idle(
     elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path
 ) -> None:
     there, port = elsewhere
-    answered = asyncio.Event()
+    responded = asyncio.Event()
 
     async def respond(body: dict[str, Any]) -> Response:
-        await answered.wait()
+        await responded.wait()
         return await whole_or_streamed(body)
 
     there.respond = respond
@@ -256,5 +256,5 @@ async def test_an_episode_whose_helper_thinks_is_not_idle(
         await until(lambda: bool(there.requests), "the upstream has the request")
         live.last_used_at -= 60
         await gateway.services.episodes.sweep()
-        answered.set()
+        responded.set()
         assert (await asking).status_code == 200

@@ -1,4 +1,4 @@
-"""`gateway episodes run --worker`, as a person types it: a process that lives on, and answers tasks with rewards."""
+"""`gateway episodes run --worker`, as a person types it: a process that lives on, and returns rewards of tasks with rewards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def run_command(*argv: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_one_process_answers_every_task_and_its_rewards_are_recorded(
+async def test_one_process_serves_every_task_and_its_rewards_are_recorded(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     worker, tasks = tmp_path / "worker.py", tmp_path / "tasks.jsonl"

@@ -106,7 +106,7 @@ def test_every_command_knows_which_databases_there_are(
 async def test_a_second_gateway_on_one_sqlite_file_is_refused_with_the_process_that_has_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """It took the coordinator's role from the first one, which answered nothing any more until it was restarted."""
+    """It took the coordinator's role from the first one, which was silent until it was restarted."""
     values = settings_for(tiny_model, tmp_path)
     (second := tmp_path / "second").mkdir()
     other = write_toml(

@@ -127,14 +127,14 @@ async def _fill(gateway: RunningGateway, name: str) -> Tenant:
     http, headers, model = gateway.http, bearer(key_of(name)), f"{name}-policy"
 
     async def admin(method: str, path: str, **given: Any) -> Any:
-        answer = await http.request(method, f"/admin/v1{path}", headers=headers, **given)
-        assert answer.is_success, answer.text
-        return answer.json()
+        response = await http.request(method, f"/admin/v1{path}", headers=headers, **given)
+        assert response.is_success, response.text
+        return response.json()
 
     async def post(path: str, **body: Any) -> Any:
-        answer = await http.post(path, headers=bearer(opened["api_key"]), json=body)
-        assert answer.is_success, answer.text
-        return answer.json()
+        response = await http.post(path, headers=bearer(opened["api_key"]), json=body)
+        assert response.is_success, response.text
+        return response.json()
 
     messages = [{"role": "user", "content": f"the secret of {name}"}]
     opened = await admin("POST", "/episodes", json={"task_id": "t", "model": model})

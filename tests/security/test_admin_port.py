@@ -48,10 +48,10 @@ async def test_the_admin_api_is_at_its_own_port_alone(tiny_model: Path, tmp_path
                 "/console/",
                 "/e/x/admin/v1/status",
             ):
-                answer = await http.get(public + path)
+                response = await http.get(public + path)
                 nothing = "/nothing/" if path.endswith("/") else "/nothing"
                 missing = await http.get(public + nothing)
-                assert (answer.status_code, answer.text.replace(path, "P")) == (
+                assert (response.status_code, response.text.replace(path, "P")) == (
                     404,
                     missing.text.replace(nothing, "P"),
                 )

@@ -76,7 +76,7 @@ async def goes_on(writer: asyncio.StreamWriter) -> None:
             await writer.drain()
 
 
-def answering() -> App:
+def responding() -> App:
     app = App()
     app.may.set()
     return app
@@ -90,14 +90,14 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     [b"X-A: " + b"a" * 70_000 + b"\r\n\r\n", b"".join(b"X-%d: a\r\n" % n for n in range(600)) + b"\r\n"],
 )
 async def test_a_head_that_is_too_large_is_refused(head: bytes) -> None:
-    app = answering()
-    answer = await exchange(app, GET + head)
-    assert answer.startswith(b"HTTP/1.1 431") and b'"head_too_large"' in answer
+    app = responding()
+    response = await exchange(app, GET + head)
+    assert response.startswith(b"HTTP/1.1 431") and b'"head_too_large"' in response
     assert not app.received.is_set()
 
 
 async def test_a_head_without_an_end_is_not_kept() -> None:
-    app, port = answering(), free_port()
+    app, port = responding(), free_port()
     async with serve(app, port):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET + b"X-A: ")
@@ -108,18 +108,18 @@ async def test_a_head_without_an_end_is_not_kept() -> None:
 
 
 async def test_an_ordinary_head_and_a_long_body_are_taken() -> None:
-    app = answering()
+    app = responding()
     body = b"b" * 3_000_000
     head = b"".join(b"X-%d: %b\r\n" % (n, b"a" * 100) for n in range(300))
-    answer = await exchange(app, GET + head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-    assert answer.startswith(b"HTTP/1.1 200") and app.bodies == [body]
+    response = await exchange(app, GET + head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert response.startswith(b"HTTP/1.1 200") and app.bodies == [body]
 
 
 @pytest.mark.parametrize("began", [b"GET / HT", GET, GET + b"Content-Length: 9\r\n\r\n1234"])
 async def test_a_request_that_does_not_arrive_is_given_up(began: bytes) -> None:
-    app = answering()
-    answer = await exchange(app, began, http=Quick)
-    assert answer.startswith(b"HTTP/1.1 408") and b'"request_too_slow"' in answer
+    app = responding()
+    response = await exchange(app, began, http=Quick)
+    assert response.startswith(b"HTTP/1.1 408") and b'"request_too_slow"' in response
     assert app.bodies == []
 
 
@@ -131,20 +131,20 @@ async def test_a_call_may_take_longer_than_its_request() -> None:
         await app.received.wait()
         await turns(10)
         app.may.set()
-        async with within("the answer"):
+        async with within("the response"):
             assert (await reader.read()).startswith(b"HTTP/1.1 200")
         writer.close()
 
 
-async def test_a_client_that_closes_its_sending_side_gets_its_answer() -> None:
-    answer = await exchange(answering(), GET.replace(b"Connection: close\r\n", b"") + b"\r\n", end=True)
-    interim, _, last = answer.rpartition(b"HTTP/1.1 200 OK\r\n")
+async def test_a_client_that_closes_its_sending_side_gets_its_response() -> None:
+    response = await exchange(responding(), GET.replace(b"Connection: close\r\n", b"") + b"\r\n", end=True)
+    interim, _, last = response.rpartition(b"HTTP/1.1 200 OK\r\n")
     assert interim.replace(b"HTTP/1.1 102 Processing\r\n\r\n", b"") == b""
     assert b"data: 1\n\n" in last and last.endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-async def test_a_client_that_has_gone_is_noticed_before_its_answer(version: bytes) -> None:
+async def test_a_client_that_has_gone_is_noticed_before_its_response(version: bytes) -> None:
     """To the server it looks as one that closed its sending side alone."""
     app, port = App(), free_port()
     async with serve(app, port):
@@ -157,8 +157,8 @@ async def test_a_client_that_has_gone_is_noticed_before_its_answer(version: byte
 
 
 async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
-    answer = await exchange(answering(), b"GET / HTTP/1.0\r\n\r\n")
-    head, _, body = answer.partition(b"\r\n\r\n")
+    response = await exchange(responding(), b"GET / HTTP/1.0\r\n\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
     assert body == b"data: 1\n\ndata: 2\n\n"
     assert b"transfer-encoding" not in head and b"connection: close" in head
 
@@ -176,22 +176,22 @@ async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
     ],
 )
 async def test_a_request_that_does_not_name_one_host_is_refused(head: bytes) -> None:
-    app = answering()
-    answer = await exchange(app, head + b"\r\n")
-    assert answer.startswith(b"HTTP/1.1 400") and b'"code":"invalid_host"' in answer
+    app = responding()
+    response = await exchange(app, head + b"\r\n")
+    assert response.startswith(b"HTTP/1.1 400") and b'"code":"invalid_host"' in response
     assert not app.received.is_set()
 
 
 async def test_what_is_no_http_is_refused_as_json() -> None:
-    answer = await exchange(answering(), b"\x16\x03\x01 hello\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 400") and b'"code":"invalid_http"' in answer
+    response = await exchange(responding(), b"\x16\x03\x01 hello\r\n\r\n")
+    assert response.startswith(b"HTTP/1.1 400") and b'"code":"invalid_http"' in response
 
 
 @pytest.mark.parametrize(
     "coding", [b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked"]
 )
 async def test_a_transfer_coding_that_is_unknown_is_not_taken_for_chunks(coding: bytes) -> None:
-    app = answering()
-    answer = await exchange(BodyLimit(app, 1000), GET + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 501") and b'"unknown_transfer_coding"' in answer
+    app = responding()
+    response = await exchange(BodyLimit(app, 1000), GET + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+    assert response.startswith(b"HTTP/1.1 501") and b'"unknown_transfer_coding"' in response
     assert not app.received.is_set()

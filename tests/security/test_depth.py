@@ -60,9 +60,9 @@ async def test_a_calls_arguments_in_a_request_are_refused_by_name(stage: Stage, 
     gateway, _ = stage
     _, headers = await gateway.open(mode="eval")
     for path, (body, name) in bodies(arguments).items():
-        answer = await gateway.http.post(path, json={"model": "m", **body}, headers=headers)
-        assert answer.status_code == 400, (path, answer.text)
-        error = answer.json()["error"]
+        response = await gateway.http.post(path, json={"model": "m", **body}, headers=headers)
+        assert response.status_code == 400, (path, response.text)
+        error = response.json()["error"]
         assert (error["code"], error["param"]) == ("too_deep", name)
 
 
@@ -71,8 +71,8 @@ async def test_arguments_as_deep_as_a_body_may_be_are_read(stage: Stage) -> None
     _, headers = await gateway.open(mode="eval")
     for path, (body, _) in bodies(nested(MAX_DEPTH)).items():
         engine.replies.append("ok")
-        answer = await gateway.http.post(path, json={"model": "m", **body}, headers=headers)
-        assert answer.status_code == 200, (path, answer.text)
+        response = await gateway.http.post(path, json={"model": "m", **body}, headers=headers)
+        assert response.status_code == 200, (path, response.text)
 
 
 @pytest.mark.parametrize("arguments", TOO_DEEP, ids=IDS)
@@ -84,13 +84,13 @@ async def test_a_sampled_call_that_is_too_deep_is_text_and_its_turn_is_recorded(
         episode, headers = await gateway.open(mode="eval")
         text = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
         engine.replies.append(text)
-        answer = await gateway.chat(headers, tools=TOOLS, messages=[USER], stream=stream)
-        assert answer.status_code == 200, answer.text
+        response = await gateway.chat(headers, tools=TOOLS, messages=[USER], stream=stream)
+        assert response.status_code == 200, response.text
         if not stream:
-            message = answer.json()["choices"][0]["message"]
+            message = response.json()["choices"][0]["message"]
             assert "tool_calls" not in message
             assert message["content"] == text
-        assert "data: [DONE]" in answer.text or not stream
+        assert "data: [DONE]" in response.text or not stream
         turn = (await nodes_of(gateway, episode))[-1]
         assert gateway.model.renderer.decode(turn["ids"]).startswith(text)
 
@@ -104,8 +104,8 @@ async def test_a_sampled_call_can_be_sent_back_in_every_api(stage: Stage) -> Non
     engine.replies += [text, "ok"]
     tool = {"name": "add", "input_schema": {"type": "object"}}
     body: dict[str, Any] = {"model": "m", "max_tokens": 2000, "tools": [tool], "messages": [USER]}
-    answer = await gateway.http.post("/v1/messages", json=body, headers=headers)
-    content = answer.json()["content"]
+    response = await gateway.http.post("/v1/messages", json=body, headers=headers)
+    content = response.json()["content"]
     (call,) = [block for block in content if block["type"] == "tool_use"]
     assert call["input"] == json.loads(arguments)
     result = {"type": "tool_result", "tool_use_id": call["id"], "content": "1"}
@@ -114,28 +114,28 @@ async def test_a_sampled_call_can_be_sent_back_in_every_api(stage: Stage) -> Non
         {"role": "assistant", "content": content},
         {"role": "user", "content": [result]},
     ]
-    answer = await gateway.http.post("/v1/messages", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
+    response = await gateway.http.post("/v1/messages", json=body, headers=headers)
+    assert response.status_code == 200, response.text
 
 
 async def test_an_episodes_metadata_are_refused_by_name(stage: Stage) -> None:
     gateway, _ = stage
     for depth, param in ((MAX_DEPTH, "metadata"), (300, "metadata"), (3000, None)):
         body = f'{{"task_id": "t", "mode": "eval", "metadata": {nested(depth)}}}'
-        answer = await gateway.http.post(
+        response = await gateway.http.post(
             "/admin/v1/episodes", content=body, headers={"content-type": "application/json"}
         )
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param), answer.text
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param), response.text
         assert error["code"] == ("body_too_deep" if param else "invalid_json")
 
 
 async def test_a_manifest_is_refused_by_name(stage: Stage, tmp_path: Path) -> None:
     gateway, _ = stage
     (tmp_path / "manifest.json").write_text("[" * 5000)
-    answer = await gateway.http.post("/admin/v1/weights", json={"version": 1, "path": str(tmp_path)})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_manifest")
-    assert "manifest.json" in answer.json()["error"]["message"]
+    response = await gateway.http.post("/admin/v1/weights", json={"version": 1, "path": str(tmp_path)})
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "bad_manifest")
+    assert "manifest.json" in response.json()["error"]["message"]
 
 
 WRITTEN = {

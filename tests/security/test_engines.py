@@ -75,8 +75,8 @@ async def test_names_of_public_addresses_are_refused(
 async def test_an_engine_at_a_public_address_is_not_added(tiny_model: Path, tmp_path: Path) -> None:
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         for host in ("8.8.8.8", "[2001:4860:4860::8888]"):
-            answer = await gateway.http.post("/admin/v1/engines", json={"url": f"http://{host}:8000"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "public_engine")
+            response = await gateway.http.post("/admin/v1/engines", json={"url": f"http://{host}:8000"})
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "public_engine")
         assert len(gateway.model.pool.slots) == 1
 
 

@@ -47,11 +47,11 @@ async def test_keys_are_hashes_at_rest(stage: Tenants) -> None:
     )
 
 
-async def test_no_answer_and_no_metric_holds_a_key(stage: Tenants) -> None:
+async def test_no_response_and_no_metric_holds_a_key(stage: Tenants) -> None:
     keys = {**KEYS, "episode": stage.ann.episode_key}
     for path in ("/metrics", "/healthz", "/readyz", "/openapi.json"):
-        answer = (await stage.gateway.http.get(path)).text
-        assert not [name for name, key in keys.items() if key in answer], path
+        response = (await stage.gateway.http.get(path)).text
+        assert not [name for name, key in keys.items() if key in response], path
     for path in (
         "/status",
         "/episodes",
@@ -60,8 +60,8 @@ async def test_no_answer_and_no_metric_holds_a_key(stage: Tenants) -> None:
         "/staleness",
         f"/episodes/{stage.ann.names['episode_id']}",
     ):
-        answer = (await stage.gateway.http.get(f"/admin/v1{path}", headers=bearer(ROOT))).text
-        assert not [name for name, key in keys.items() if key in answer], path
+        response = (await stage.gateway.http.get(f"/admin/v1{path}", headers=bearer(ROOT))).text
+        assert not [name for name, key in keys.items() if key in response], path
     for key in keys.values():
         for path in ("/admin/v1/status", "/v1/responses/resp_x"):
             wrong = await stage.gateway.http.get(path, headers=bearer(key + "x"))
@@ -129,15 +129,15 @@ async def test_admin_keys_are_compared_in_constant_time(
     counts = []
     for key in (ROOT, key_of("ann"), key_of("bob"), "wrong", "", ROOT[:-1]):
         compared.clear()
-        answer = await stage.gateway.http.get("/admin/v1/engines", headers=bearer(key) if key else {})
-        assert answer.status_code == (200 if key in KEYS.values() else 401)
+        response = await stage.gateway.http.get("/admin/v1/engines", headers=bearer(key) if key else {})
+        assert response.status_code == (200 if key in KEYS.values() else 401)
         assert all(len(given) == len(known) == 32 for given, known in compared)
         counts.append(len(compared))
     assert set(counts) == {3}
     for key in (agent_key_of("ann"), agent_key_of("bob"), "wrong", ROOT):
         compared.clear()
-        answer = await stage.gateway.http.get("/v1/responses/none", headers=bearer(key))
-        assert answer.status_code == (401 if key in ("wrong", ROOT) else 404)
+        response = await stage.gateway.http.get("/v1/responses/none", headers=bearer(key))
+        assert response.status_code == (401 if key in ("wrong", ROOT) else 404)
         assert all(len(given) == len(known) == 32 for given, known in compared)
         # A key that no agent has may be an administrator's, which is a mistake with a sentence of its own.
         assert len(compared) == (5 if key in ("wrong", ROOT) else 2)
@@ -148,16 +148,16 @@ async def test_keys_open_what_they_are_for_alone(stage: Tenants) -> None:
     http, body = stage.gateway.http, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     refusals = set()
     for key in (stage.ann.episode_key, agent_key_of("ann"), UPSTREAM_KEY, "wrong", "é"):
-        answer = await http.get("/admin/v1/status", headers={"Authorization": f"Bearer {key}".encode()})
-        refusals.add((answer.status_code, answer.text))
+        response = await http.get("/admin/v1/status", headers={"Authorization": f"Bearer {key}".encode()})
+        refusals.add((response.status_code, response.text))
     assert len(refusals) == 1 and refusals.pop()[0] == 401
     for key in (UPSTREAM_KEY, "hg-wrong"):
-        answer = await http.post("/v1/chat/completions", headers=bearer(key), json=body)
-        refusals.add((answer.status_code, answer.text))
+        response = await http.post("/v1/chat/completions", headers=bearer(key), json=body)
+        refusals.add((response.status_code, response.text))
     assert len(refusals) == 1 and refusals.pop()[0] == 401
     for key in (ROOT, key_of("ann")):
-        answer = await http.post("/v1/chat/completions", headers=bearer(key), json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        response = await http.post("/v1/chat/completions", headers=bearer(key), json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
     assert (await http.get("/admin/v1/status")).status_code == 401
     assert (await http.post("/v1/chat/completions", json=body)).status_code == 401
 
@@ -187,7 +187,7 @@ async def test_an_episodes_key_reaches_its_episode_alone(stage: Tenants) -> None
             assert len(set(found)) == 1 and found[0][0] == 404, (path, found)
 
 
-async def test_stored_answers_are_their_episodes(stage: Tenants) -> None:
+async def test_stored_responses_are_their_episodes(stage: Tenants) -> None:
     http, ann, bob, unknown = stage.gateway.http, stage.ann, stage.bob, stage.unknown
     asks = [
         ("GET", "/v1/responses/{response_id}", None),
@@ -206,9 +206,9 @@ async def test_stored_answers_are_their_episodes(stage: Tenants) -> None:
             found = []
             for names in (ann.names, unknown):
                 given = body and {k: v.format(**names) if isinstance(v, str) else v for k, v in body.items()}
-                answer = await http.request(method, path.format(**names), headers=bearer(key), json=given)
-                shown = answer.text.replace(names["response_id"], "ID")
-                found.append((answer.status_code, shown))
+                response = await http.request(method, path.format(**names), headers=bearer(key), json=given)
+                shown = response.text.replace(names["response_id"], "ID")
+                found.append((response.status_code, shown))
             assert found[0] == found[1] and found[0][0] == 404, (path, found)
     own = await http.get("/v1/responses/{response_id}".format(**ann.names), headers=ann.headers)
     assert own.status_code == 200
@@ -226,7 +226,7 @@ async def test_routes_of_agents_need_a_key(stage: Tenants) -> None:
         if method == "WS" or path in free:
             continue
         shown = path.replace("{buffer}", "0").replace("{version}", "0").replace("{", "").replace("}", "")
-        answer = await stage.gateway.http.request(method, shown, json={} if method == "POST" else None)
-        assert answer.status_code == 401, (method, path, answer.text)
+        response = await stage.gateway.http.request(method, shown, json={} if method == "POST" else None)
+        assert response.status_code == 401, (method, path, response.text)
         checked += 1
     assert checked > 40

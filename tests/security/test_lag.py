@@ -126,9 +126,9 @@ async def test_a_large_request_takes_little_of_the_loops_time(gateway: RunningGa
     headers = {**(await gateway.open(mode="eval"))[1], "content-type": "application/json"}
     began = time.process_time()
     with turns() as measured:
-        answer = await gateway.http.post(path, content=body, headers=headers)
+        response = await gateway.http.post(path, content=body, headers=headers)
     took = time.process_time() - began
-    assert answer.status_code in (200, 400), answer.text[:200]
+    assert response.status_code in (200, 400), response.text[:200]
     assert measured.longest < took / 4
 
 

@@ -80,9 +80,9 @@ async def waiting(gateway: RunningGateway, headers: dict[str, str], count: int =
     return task
 
 
-def refused(answer: httpx.Response, code: str) -> None:
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, code), answer.text
-    assert int(answer.headers["retry-after"]) >= 1
+def refused(response: httpx.Response, code: str) -> None:
+    assert (response.status_code, response.json()["error"]["code"]) == (429, code), response.text
+    assert int(response.headers["retry-after"]) >= 1
 
 
 async def test_calls_of_an_episode_are_limited(
@@ -107,8 +107,11 @@ async def test_calls_of_an_episode_are_limited(
             ("/v1/messages/count_tokens", {"messages": MESSAGES}),
             ("/v1/responses/input_tokens", {"input": "hi"}),
         ):
-            answer = await gateway.http.post(path, headers=headers, json={"model": "m", **body})
-            assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1, (path, answer.text)
+            response = await gateway.http.post(path, headers=headers, json={"model": "m", **body})
+            assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1, (
+                path,
+                response.text,
+            )
     second = await waiting(gateway, other, 2)
     gateway.let_in()
     assert (await first).status_code == (await second).status_code == 200
@@ -132,7 +135,7 @@ async def test_calls_of_a_project_are_limited(gateway: RunningGateway) -> None:
     tasks = [await waiting(gateway, headers, i + 1) for i, headers in enumerate(callers[:3])]
     refused(await chat(gateway, callers[3]), "too_many_calls")
     gateway.let_in()
-    assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 3
+    assert [response.status_code for response in await asyncio.gather(*tasks)] == [200] * 3
 
 
 async def test_open_episodes_of_a_project_are_limited(gateway: RunningGateway) -> None:
@@ -142,11 +145,13 @@ async def test_open_episodes_of_a_project_are_limited(gateway: RunningGateway) -
     async def open_one() -> httpx.Response:
         return await gateway.http.post("/admin/v1/episodes", headers=key, json=body)
 
-    answers = await asyncio.gather(*(open_one() for _ in range(9)))  # concurrently, so none may slip through
-    assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 5
+    responses = await asyncio.gather(
+        *(open_one() for _ in range(9))
+    )  # concurrently, so none may slip through
+    assert sorted(response.status_code for response in responses) == [200] * 4 + [429] * 5
     refused(await open_one(), "too_many_episodes")
     refused(await chat(gateway, {"Authorization": f"Bearer {AGENT}"}), "too_many_episodes")
-    opened = next(answer.json()["episode_id"] for answer in answers if answer.is_success)
+    opened = next(response.json()["episode_id"] for response in responses if response.is_success)
     await gateway.admin.abandon(opened, "room")
     assert (await open_one()).status_code == 200
 
@@ -154,11 +159,11 @@ async def test_open_episodes_of_a_project_are_limited(gateway: RunningGateway) -
 async def test_tokens_of_a_minute_are_limited(gateway: RunningGateway) -> None:
     _, headers = await gateway.open(mode="eval")
     began = time.monotonic()
-    answer = await chat(gateway, headers, messages=[{"role": "user", "content": "x" * 600}], max_tokens=16)
-    assert answer.status_code == 200 and answer.json()["usage"]["total_tokens"] > 400
-    answer = await chat(gateway, headers)
-    refused(answer, "too_many_tokens")
-    wait_s = int(answer.headers["retry-after"]) + time.monotonic() - began
+    response = await chat(gateway, headers, messages=[{"role": "user", "content": "x" * 600}], max_tokens=16)
+    assert response.status_code == 200 and response.json()["usage"]["total_tokens"] > 400
+    response = await chat(gateway, headers)
+    refused(response, "too_many_tokens")
+    wait_s = int(response.headers["retry-after"]) + time.monotonic() - began
     assert wait_s > 20, "a debt of more than 200, at 400 a minute"
     _, other = await gateway.open(mode="eval")
     assert (await chat(gateway, other)).status_code == 200
@@ -190,8 +195,8 @@ async def test_places_are_given_back_however_calls_end(gateway: RunningGateway) 
         "/v1/chat/completions",
         headers=headers,
         json={"model": "m", "messages": MESSAGES, "stream": True},
-    ) as answer:
-        async for _ in answer.aiter_lines():
+    ) as response:
+        async for _ in response.aiter_lines():
             break
     await free("left in the middle")
     hold(gateway)
@@ -216,8 +221,8 @@ async def test_places_are_given_back_whatever_serves_a_call(gateway: RunningGate
     most = "max_output_tokens" if path == "responses" else "max_tokens"
     for end in ("", "%0A"):
         body = {"model": "demo", most: 4, **content}
-        answer = await gateway.http.post(f"/v1/{path}{end}", headers=headers, json=body)
-        assert answer.status_code == 200, answer.text
+        response = await gateway.http.post(f"/v1/{path}{end}", headers=headers, json=body)
+        assert response.status_code == 200, response.text
         await until(lambda: gateway.services.limits.running == 0, f"the place is free after {path}{end}")
 
 

@@ -76,10 +76,10 @@ async def test_calls_that_succeed_leave_no_words(stage: Tenants, log: io.StringI
     ]
     for key in (stage.bob.episode_key, agent_key_of("bob")):
         for path, body in asks:
-            answer = await stage.gateway.http.post(
+            response = await stage.gateway.http.post(
                 path, headers=bearer(key), json={"model": "common", **body}
             )
-            assert answer.status_code == 200, answer.text
+            assert response.status_code == 200, response.text
         body = {"model": "oracle", "messages": MESSAGES}
         assert (
             await stage.gateway.http.post("/v1/chat/completions", headers=bearer(key), json=body)
@@ -96,10 +96,10 @@ async def test_requests_that_are_refused_leave_no_words(stage: Tenants, log: io.
         {"model": SECRET},
         {"n": 10**30},
     ):
-        answer = await stage.gateway.http.post(
+        response = await stage.gateway.http.post(
             "/v1/chat/completions", headers=stage.bob.headers, json={**body, **wrong}
         )
-        assert 400 <= answer.status_code < 500
+        assert 400 <= response.status_code < 500
     for content in (b'{"' + SECRET.encode(), SECRET.encode() * 10**6):
         await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, content=content)
     for key in (SECRET, ROOT + SECRET):
@@ -116,8 +116,8 @@ async def test_engines_that_fail_leave_no_words(stage: Tenants, log: io.StringIO
     real, slot.engine = slot.engine, connect("common-0", quoting, "vllm")
     try:
         body = {"model": "common", "messages": MESSAGES}
-        answer = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
-        assert answer.status_code == 400 and SECRET in answer.text
+        response = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
+        assert response.status_code == 400 and SECRET in response.text
     finally:
         await slot.engine.close()
         slot.engine = real
@@ -132,8 +132,8 @@ async def test_upstreams_that_fail_leave_no_words(
 
     monkeypatch.setattr(stage.elsewhere, "respond", fail)
     body = {"model": "oracle", "messages": MESSAGES}
-    answer = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
-    assert answer.status_code == 500
+    response = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
+    assert response.status_code == 500
     check(stage, log)
 
 
@@ -151,8 +151,8 @@ async def test_an_unexpected_exception_leaves_no_words(
     recorder = stage.gateway.services.models.local["common"].recorder
     monkeypatch.setattr(recorder, "prepare", stumble)
     body = {"model": "common", "messages": MESSAGES}
-    answer = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
-    assert answer.status_code == 500 and SECRET not in answer.text
+    response = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
+    assert response.status_code == 500 and SECRET not in response.text
     written = check(stage, log)
     assert "ValueError" in written and "KeyError" in written and "in stumble" in written
 

@@ -1,4 +1,4 @@
-"""Projects do not see one another: what is another's is answered as what is not there, on every route of the admin API."""
+"""Projects do not see one another: what is another's is served as what is not there, on every route of the admin API."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ LISTED = (
 )
 """Requests that name nothing."""
 COUNTED = ("GET /admin/v1/episodes/histogram", "GET /admin/v1/episodes/facets", "GET /admin/v1/runs")
-"""Requests that name nothing, and whose answers are numbers, or nothing before a trainer reported a step."""
+"""Requests that name nothing, and whose responses are numbers, or nothing before a trainer reported a step."""
 NAMED = {"call_id": "upstream_call_id", "name": "engine"}
 """Route parameters that have another name above."""
 
@@ -113,13 +113,13 @@ async def ask(
     )
 
 
-def without_names(answer: httpx.Response, names: dict[str, str]) -> tuple[int, str, Any]:
-    """Return an answer without the requested names."""
-    text = answer.text
+def without_names(response: httpx.Response, names: dict[str, str]) -> tuple[int, str, Any]:
+    """Return a response without the requested names."""
+    text = response.text
     for name in sorted(names, key=lambda name: -len(names[name])):
         if len(names[name]) > 3:
             text = text.replace(names[name], f"<{name}>")
-    return answer.status_code, text, answer.headers.get("retry-after")
+    return response.status_code, text, response.headers.get("retry-after")
 
 
 async def test_every_admin_route_has_a_decision(tiny_model: Path, tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ async def test_models_of_another_project_cannot_be_called(stage: Tenants) -> Non
         ("/v1/responses/input_tokens", {"input": "hi"}),
     ):
         for key in (stage.bob.episode_key, agent_key_of("bob")):
-            answers = []
+            responses = []
             for model in ("ann-policy", "ann-judge", "no-such-thing"):
                 given = {**body, "model": model}
-                answer = await stage.gateway.http.post(path, headers=bearer(key), json=given)
-                answers.append((answer.status_code, answer.text.replace(model, "MODEL")))
-            assert answers[0][0] == 404 and len(set(answers)) == 1, (path, answers)
+                response = await stage.gateway.http.post(path, headers=bearer(key), json=given)
+                responses.append((response.status_code, response.text.replace(model, "MODEL")))
+            assert responses[0][0] == 404 and len(set(responses)) == 1, (path, responses)
 
 
 async def test_models_without_a_project_are_for_all(stage: Tenants) -> None:
@@ -256,8 +256,10 @@ async def test_models_without_a_project_are_for_all(stage: Tenants) -> None:
     for tenant in (stage.ann, stage.bob):
         for model in ("common", "oracle"):
             body = {"model": model, "messages": messages, "max_tokens": 4}
-            answer = await stage.gateway.http.post("/v1/chat/completions", headers=tenant.headers, json=body)
-            assert answer.status_code == 200, answer.text
+            response = await stage.gateway.http.post(
+                "/v1/chat/completions", headers=tenant.headers, json=body
+            )
+            assert response.status_code == 200, response.text
         path = f"/admin/v1/episodes/{tenant.names['episode_id']}/trajectory"
         found = await stage.gateway.http.get(
             path, params={"model": "common"}, headers=bearer(key_of(tenant.name))
@@ -269,9 +271,9 @@ async def test_models_without_a_project_are_for_all(stage: Tenants) -> None:
 
 async def test_models_are_listed_to_those_who_may_call_them(stage: Tenants) -> None:
     async def listed(headers: dict[str, str]) -> set[str]:
-        answer = await stage.gateway.http.get("/v1/models", headers=headers)
-        assert answer.status_code == 200, answer.text
-        return {model["id"] for model in answer.json()["data"]}
+        response = await stage.gateway.http.get("/v1/models", headers=headers)
+        assert response.status_code == 200, response.text
+        return {model["id"] for model in response.json()["data"]}
 
     shared = {"common", "oracle"}
     for own in (stage.ann.headers, bearer(agent_key_of("ann")), bearer(key_of("ann"))):
@@ -290,10 +292,10 @@ async def test_models_are_listed_to_those_who_may_call_them(stage: Tenants) -> N
 async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
     """An engine's address is where the gateway sends prompts."""
     for body in ({"url": "http://127.0.0.1:1"}, {"mirror": "http://127.0.0.1:1"}, {"name": "mine"}):
-        answer = await stage.gateway.http.post(
+        response = await stage.gateway.http.post(
             "/admin/v1/engines", headers=bearer(key_of("bob")), json={"model": "bob-policy", **body}
         )
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "root_key_needed")
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "root_key_needed")
     assert list(stage.gateway.services.models.local["bob-policy"].pool.slots) == ["bob-policy-0"]
 
 
@@ -336,10 +338,10 @@ async def test_what_is_out_of_reach_is_not_touched(own_stage: Tenants) -> None:
     assert (row["state"], row["reward"]) == ("open", None)
     for route, requests in HIDDEN.items():
         for request in requests if route != LOG else ():
-            answer = await ask(own_stage, key, route, request, names)
-            refused = answer.status_code in (400, 401, 404) or answer.status_code >= 500
-            gone = route.endswith("/ack") and "no_lease" in answer.text  # it was given back just before
-            assert not refused or gone or "url_needed" in answer.text, (route, answer.text)
+            response = await ask(own_stage, key, route, request, names)
+            refused = response.status_code in (400, 401, 404) or response.status_code >= 500
+            gone = route.endswith("/ack") and "no_lease" in response.text  # it was given back just before
+            assert not refused or gone or "url_needed" in response.text, (route, response.text)
 
 
 async def test_a_model_that_projects_share_is_run_by_none_of_them(tiny_model: Path, tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ async def legacy(gateway: RunningGateway, headers: dict[str, str], **body: Any) 
     return await post(gateway, headers, "/v1/completions", **body)
 
 
-def refused(answer: httpx.Response, status: int, code: str, param: str | None = None) -> None:
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
+def refused(response: httpx.Response, status: int, code: str, param: str | None = None) -> None:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
     assert (error["code"], error["param"]) == (code, param)
 
 
@@ -80,10 +80,10 @@ async def test_each_reply_is_a_call(gateway: RunningGateway) -> None:
 async def test_2048_replies_do_not_pass_under_one_ticket(gateway: RunningGateway) -> None:
     episode, headers = await gateway.open(mode="eval")
     refused(await chat(gateway, headers, n=9), 400, "too_many_replies", "n")
-    answer = await legacy(gateway, headers, prompt=["a"] * 16, n=128)
-    refused(answer, 400, "too_many_replies", "prompt")
-    assert "2048 replies" in answer.json()["error"]["message"]
-    assert "[limits.episode] calls" in answer.json()["error"]["message"]
+    response = await legacy(gateway, headers, prompt=["a"] * 16, n=128)
+    refused(response, 400, "too_many_replies", "prompt")
+    assert "2048 replies" in response.json()["error"]["message"]
+    assert "[limits.episode] calls" in response.json()["error"]["message"]
     assert (await gateway.admin.trajectory(episode))["nodes"] == []
     await idle(gateway)
 
@@ -93,9 +93,9 @@ async def test_a_request_that_could_never_wait_is_refused_and_one_that_cannot_no
 ) -> None:
     _, headers = await gateway.open(mode="eval")
     _, other = await gateway.open(mode="eval")
-    answer = await chat(gateway, headers, n=7)
-    refused(answer, 400, "too_many_replies", "n")
-    assert "[queue] max_waiting" in answer.json()["error"]["message"]
+    response = await chat(gateway, headers, n=7)
+    refused(response, 400, "too_many_replies", "n")
+    assert "[queue] max_waiting" in response.json()["error"]["message"]
     gateway.slot.hold()
     waiting = asyncio.create_task(chat(gateway, headers, n=4))
     await until(lambda: len(gateway.model.pool.calls) == 4, "four calls wait")
@@ -111,10 +111,10 @@ async def test_replies_of_an_upstream_count_too(tiny_model: Path, tmp_path: Path
     limits = {"episode": {"calls": 4}}
     async with behind(tiny_model, tmp_path, port, limits=limits) as gateway:
         _, headers = await gateway.open("task")
-        answer = await chat(gateway, headers, model="oracle", n=5)
-        refused(answer, 400, "too_many_replies", "n")
-        answer = await legacy(gateway, headers, model="oracle", prompt=["a", "b"], best_of=3)
-        refused(answer, 400, "too_many_replies", "prompt")
+        response = await chat(gateway, headers, model="oracle", n=5)
+        refused(response, 400, "too_many_replies", "n")
+        response = await legacy(gateway, headers, model="oracle", prompt=["a", "b"], best_of=3)
+        refused(response, 400, "too_many_replies", "prompt")
     assert there.requests == []
 
 

@@ -83,11 +83,11 @@ def many() -> list[tuple[str, dict[str, Any], str, str]]:
 async def test_one_too_many_is_refused_with_its_name(small: RunningGateway) -> None:
     _, headers = await small.open(mode="eval")
     for path, body, param, bound in many():
-        answer = await small.http.post(path, json={"model": "m", **body}, headers=headers)
-        error = answer.json()["error"]
-        assert answer.status_code == 400 and f"more than the {MOST[bound]} " in error["message"], (
+        response = await small.http.post(path, json={"model": "m", **body}, headers=headers)
+        error = response.json()["error"]
+        assert response.status_code == 400 and f"more than the {MOST[bound]} " in error["message"], (
             path,
-            answer.text,
+            response.text,
         )
         assert error["message"].startswith(param)
         if "/messages" not in path:
@@ -103,8 +103,8 @@ async def test_as_many_as_may_be_are_taken(small: RunningGateway) -> None:
         {"messages": [USER], "stop": ["0" * 60] * 5},
         {"messages": [USER], "logit_bias": {1: 1, 2: 1}},
     ):
-        answer = await small.chat(headers, max_tokens=2, **body)
-        assert answer.status_code == 200, answer.text
+        response = await small.chat(headers, max_tokens=2, **body)
+        assert response.status_code == 200, response.text
 
 
 async def test_the_default_bounds_allow_agents_and_refuse_what_stalls_others(plain: RunningGateway) -> None:
@@ -117,10 +117,10 @@ async def test_the_default_bounds_allow_agents_and_refuse_what_stalls_others(pla
         "messages": [USER],
         "stop_sequences": [f"{i:04x}" for i in range(8191)],
     }
-    answer = await plain.http.post("/v1/messages", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    answer = await plain.chat(headers, stop=[f"{i:x}" for i in range(400_000)])
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stop")
+    response = await plain.http.post("/v1/messages", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    response = await plain.chat(headers, stop=[f"{i:x}" for i in range(400_000)])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "stop")
 
 
 @pytest.mark.parametrize("wrong", [{f"k{i}": "v" for i in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513}])
@@ -130,6 +130,6 @@ async def test_metadata_is_bounded_as_openai_bounds_it(plain: RunningGateway, wr
         ("/v1/chat/completions", {"messages": [USER], "model": "m", "metadata": wrong}),
         ("/v1/responses", {"input": "hi", "model": "m", "metadata": wrong}),
     ):
-        answer = await plain.http.post(path, json=body, headers=headers)
-        error = answer.json()["error"]
-        assert answer.status_code == 400 and error["param"].startswith("metadata"), (path, answer.text)
+        response = await plain.http.post(path, json=body, headers=headers)
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"].startswith("metadata"), (path, response.text)

@@ -1,7 +1,7 @@
-"""Two hops, client to front and front to back: no request hides in another one, and no answer reaches another request.
+"""Two hops, client to front and front to back: no request hides in another one, and no response reaches another request.
 
 Both are real servers; clients are raw sockets, so that they can send what no HTTP library sends. The back returns what it has
-received, so that each answer names its request.
+received, so that each response names its request.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Front:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def send(self, *parts: bytes, end: bool = False) -> bytes:
-        """Return all that is answered on a new connection, until it is closed. `end`: nothing more is sent after that."""
+        """Return all that is served on a new connection, until it is closed. `end`: nothing more is sent after that."""
         reader, writer = await self.connect()
         for part in parts:
             writer.write(part)
@@ -81,11 +81,11 @@ class Front:
             writer.close()
 
     async def ask(self, name: str) -> dict[str, Any]:
-        """Return the answer to an ordinary client, which is its own request."""
-        answer = await self.send(request("GET", f"/admin/v1/{name}", ROOT, "Connection: close\r\n"))
-        answered: dict[str, Any] = json.loads(body_of(answer))
-        assert answered["path"] == f"/admin/v1/{name}"
-        return answered
+        """Return the response to an ordinary client, which is its own request."""
+        response = await self.send(request("GET", f"/admin/v1/{name}", ROOT, "Connection: close\r\n"))
+        responded: dict[str, Any] = json.loads(body_of(response))
+        assert responded["path"] == f"/admin/v1/{name}"
+        return responded
 
 
 def request(method: str, path: str, key: str, headers: str = "", body: bytes = b"") -> bytes:
@@ -102,8 +102,8 @@ def chunks(body: bytes, size: int = 7) -> bytes:
     return b"".join(b"%x;a=b\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\nTrailer: x\r\n\r\n"
 
 
-def body_of(answer: bytes) -> bytes:
-    head, _, rest = answer.partition(b"\r\n\r\n")
+def body_of(response: bytes) -> bytes:
+    head, _, rest = response.partition(b"\r\n\r\n")
     if b"transfer-encoding: chunked" not in head:
         return rest
     body = b""
@@ -115,8 +115,8 @@ def body_of(answer: bytes) -> bytes:
     return body
 
 
-def status(answer: bytes) -> int:
-    return int(answer.split(b" ", 2)[1])
+def status(response: bytes) -> int:
+    return int(response.split(b" ", 2)[1])
 
 
 @asynccontextmanager
@@ -192,7 +192,7 @@ async def test_headers_of_a_connection_stay_with_it(hops: Hops) -> None:
     assert heard["headers"]["x-headgate-forwarded"] == "the-key-of-the-cluster"
 
 
-async def test_the_front_answers_expect_100_continue(hops: Hops) -> None:
+async def test_the_front_responds_to_expect_100_continue(hops: Hops) -> None:
     found, back = hops
     reader, writer = await found.connect()
     writer.write(request("DELETE", ADMIN, ROOT, long(HIDDEN, "Expect: 100-continue\r\n")))
@@ -207,13 +207,13 @@ async def test_the_front_answers_expect_100_continue(hops: Hops) -> None:
 
 @pytest.mark.parametrize("length", [len(HIDDEN), LIMIT + 1])
 async def test_a_connection_is_closed_if_its_body_is_not_requested(hops: Hops, length: int) -> None:
-    """A client may take the answer for leave to send its next request, and the server that request for the body."""
+    """A client may take the response for leave to send its next request, and the server that request for the body."""
     found, back = hops
     key = "unknown" if length <= LIMIT else ROOT
     head = f"Expect: 100-continue\r\nContent-Length: {length}\r\n"
-    answer = await found.send(request("POST", ADMIN, key, head))
-    assert status(answer) in (400, 401) and answer.count(b"HTTP/1.1") == 1
-    assert b"connection: close" in answer
+    response = await found.send(request("POST", ADMIN, key, head))
+    assert status(response) in (400, 401) and response.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in response
     assert back.heard == []
 
 
@@ -243,21 +243,21 @@ LIES = (
 async def test_lengths_that_lie_are_refused_by_the_front(hops: Hops) -> None:
     found, back = hops
     for lie in LIES:
-        answer = await found.send(request("POST", ADMIN, ROOT, lie, b"0\r\n\r\n" + HIDDEN), end=True)
-        assert status(answer) == 400 and answer.count(b"HTTP/1.1 ") == 1, lie
+        response = await found.send(request("POST", ADMIN, ROOT, lie, b"0\r\n\r\n" + HIDDEN), end=True)
+        assert status(response) == 400 and response.count(b"HTTP/1.1 ") == 1, lie
     assert back.heard == []
 
 
 async def test_what_comes_after_a_body_is_a_request_of_the_same_client(hops: Hops) -> None:
-    """Several requests on one connection, sent together: each has its own answer, in their order."""
+    """Several requests on one connection, sent together: each has its own response, in their order."""
     found, back = hops
     names = [f"{method}-{n}" for n, method in enumerate(("POST", "GET", "DELETE", "GET", "PUT"))]
     sent = [
         request(name.partition("-")[0], f"/admin/v1/{name}", ROOT, long(HIDDEN, ""), HIDDEN) for name in names
     ]
     last = request("GET", "/admin/v1/last", ROOT, "Connection: close\r\n")
-    answers = await found.send(b"".join(sent), last)
-    received = [json.loads(body_of(answer))["path"] for answer in answers.split(b"HTTP/1.1 200")[1:]]
+    responses = await found.send(b"".join(sent), last)
+    received = [json.loads(body_of(response))["path"] for response in responses.split(b"HTTP/1.1 200")[1:]]
     assert received == [f"/admin/v1/{name}" for name in [*names, "last"]]
     assert [heard["path"] for heard in back.heard] == received
 
@@ -270,11 +270,11 @@ async def test_an_upgrade_that_is_not_done_hides_nothing(hops: Hops, cut: bool) 
         head = request(method, ADMIN, ROOT, long(HIDDEN, "Connection: Upgrade\r\nUpgrade: h2c\r\n"))
         reader, writer = await found.connect()
         writer.write(head if cut else head + HIDDEN)
-        answer = await reader.readuntil(b"\r\n\r\n")
+        response = await reader.readuntil(b"\r\n\r\n")
         writer.write(HIDDEN if cut else b"")
         rest = await reader.read()
         writer.close()
-        assert status(answer) == 400 and b"connection: close" in answer
+        assert status(response) == 400 and b"connection: close" in response
         assert b"HTTP/1.1 2" not in rest and (method == "HEAD" or b"upgrade_with_body" in rest)
     alone = await found.send(request("GET", ADMIN, ROOT, "Connection: Upgrade\r\nUpgrade: h2c\r\n"))
     assert status(alone) == 200
@@ -283,20 +283,20 @@ async def test_an_upgrade_that_is_not_done_hides_nothing(hops: Hops, cut: bool) 
 
 
 @asynccontextmanager
-async def scripted(*answers: bytes) -> AsyncIterator[tuple[Front, list[bytes]]]:
+async def scripted(*responses: bytes) -> AsyncIterator[tuple[Front, list[bytes]]]:
     """A front before a server that reads the head of one request a connection, and the first lines of these.
 
-    It answers by `answers`, and closes the connection after half an answer, but not after a whole one.
+    It responds by `responses`, and closes the connection after half a response, but not after a whole one.
     """
     requests: list[bytes] = []
     over = asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        answer = answers[len(requests)]
+        response = responses[len(requests)]
         requests.append(head.split(b" HTTP")[0])
-        writer.write(answer)
-        if answer != HALF:
+        writer.write(response)
+        if response != HALF:
             await over.wait()
         writer.close()
 
@@ -317,8 +317,8 @@ def whole(name: str) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-async def test_a_connection_that_was_answered_before_its_request_was_read_is_not_used_again() -> None:
-    """The back answers and reads no further, and the body is more than connections hold: the rest would be the next one's."""
+async def test_a_connection_that_was_served_before_its_request_was_read_is_not_used_again() -> None:
+    """The back responds and reads no further, and the body is more than connections hold: the rest would be the next one's."""
     body = HIDDEN + b" " * (LIMIT - len(HIDDEN))
     async with scripted(whole("early"), whole("next")) as (found, requests):
         assert status(await found.send(request("POST", ADMIN, ROOT, long(body), body))) == 200
@@ -326,9 +326,9 @@ async def test_a_connection_that_was_answered_before_its_request_was_read_is_not
         assert requests == [b"POST /admin/v1/status", b"GET /admin/v1/next"]
 
 
-async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None:
+async def test_a_response_that_breaks_off_breaks_off_for_the_client_too() -> None:
     async with scripted(HALF, whole("next")) as (found, requests):
-        answer = await found.send(request("GET", ADMIN, ROOT))
-        assert b"content-length: 100" in answer and answer.endswith(b"\r\n\r\nhalf")
+        response = await found.send(request("GET", ADMIN, ROOT))
+        assert b"content-length: 100" in response and response.endswith(b"\r\n\r\nhalf")
         await found.ask("next")
         assert requests == [b"GET /admin/v1/status", b"GET /admin/v1/next"]

@@ -67,10 +67,10 @@ async def prompt(scripted: Scripted, api: str, text: str) -> list[int]:
     path, body = conversation(api, text)
     async with httpx.AsyncClient(timeout=LONG_S) as client:
         headers = {"Authorization": f"Bearer {opened.api_key}", "anthropic-version": "2023-06-01"}
-        answer = await client.post(
+        response = await client.post(
             f"{opened.base_url}{path}", json={"model": "demo", **body}, headers=headers
         )
-    assert answer.status_code == 200, answer.text
+    assert response.status_code == 200, response.text
     return list(engine.requests[-1]["token_ids"])
 
 
@@ -101,10 +101,10 @@ async def test_a_result_that_goes_on_a_recorded_conversation_cannot_end_its_turn
         headers = {"Authorization": f"Bearer {opened.api_key}"}
         url = f"{opened.base_url}/chat/completions"
         for _ in range(2):
-            answer = await client.post(
+            response = await client.post(
                 url, json={"model": "demo", "messages": messages, "tools": tools}, headers=headers
             )
-            message = answer.json()["choices"][0]["message"]
+            message = response.json()["choices"][0]["message"]
             calls = message.get("tool_calls") or []
             messages += [
                 message,

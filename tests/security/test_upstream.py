@@ -62,8 +62,8 @@ async def test_requests_name_no_addresses(stage: Tenants, attacker: tuple[str, l
         for model in ("oracle", "common"):
             body = {"model": model, "messages": MESSAGES, "max_tokens": 4, name: url}
             headers = {**stage.bob.headers, "x-api-base": url, "x-forwarded-host": url}
-            answer = await stage.gateway.http.post("/v1/chat/completions", headers=headers, json=body)
-            assert answer.status_code == (200 if model == "oracle" else 400), (name, model, answer.text)
+            response = await stage.gateway.http.post("/v1/chat/completions", headers=headers, json=body)
+            assert response.status_code == (200 if model == "oracle" else 400), (name, model, response.text)
     assert heard == [] and len(stage.elsewhere.requests) == 8
     assert all(
         headers["authorization"] == f"Bearer {UPSTREAM_KEY}" for headers, _ in stage.elsewhere.requests
@@ -79,8 +79,8 @@ async def test_redirections_are_not_followed(stage: Tenants, attacker: tuple[str
 
         stage.elsewhere.respond = redirect
         body = {"model": "oracle", "messages": MESSAGES}
-        answer = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
-        assert answer.status_code == code and "location" not in answer.headers
+        response = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
+        assert response.status_code == code and "location" not in response.headers
     assert heard == []
 
 
@@ -122,9 +122,9 @@ async def test_upstream_keys_reach_no_client(stage: Tenants, stream: bool) -> No
 
     stage.elsewhere.respond = quoting
     body = {"model": "oracle", "messages": MESSAGES, "stream": stream}
-    answer = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
-    assert "Incorrect API key provided: ***" in answer.text
-    assert UPSTREAM_KEY not in answer.text and UPSTREAM_KEY not in str(answer.headers)
+    response = await stage.gateway.http.post("/v1/chat/completions", headers=stage.bob.headers, json=body)
+    assert "Incorrect API key provided: ***" in response.text
+    assert UPSTREAM_KEY not in response.text and UPSTREAM_KEY not in str(response.headers)
     path = f"/admin/v1/episodes/{stage.bob.names['episode_id']}"
     calls = (await stage.gateway.http.get(path, headers=bearer(ROOT))).json()["calls"]
     last = [call["id"] for call in calls if call["id"].startswith("upstream-")]

@@ -43,17 +43,17 @@ async def test_a_page_whose_name_points_here_reaches_no_route(gateway: RunningGa
     every = {route for route in routes(create_app(gateway.settings)) if route[0] != "WS"}
     for method, path in sorted({*every, ("GET", "/console/"), ("GET", "/e/ep-1/admin/v1/status")}):
         rebound = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
-        answer = await gateway.http.request(method, path, headers=rebound)
-        kind = answer.json()["error"]
-        assert answer.status_code == 403, (method, path)
+        response = await gateway.http.request(method, path, headers=rebound)
+        kind = response.json()["error"]
+        assert response.status_code == 403, (method, path)
         assert kind.get("code", "foreign_host") == "foreign_host" and "[admin] key" in kind["message"]
 
 
 async def test_a_simple_post_of_another_site_changes_nothing(gateway: RunningGateway) -> None:
     for route in ("pause", "resume"):
         path = f"/admin/v1/engines/{gateway.slot.name}/{route}"
-        answer = await gateway.http.post(path, headers=SIMPLE)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
+        response = await gateway.http.post(path, headers=SIMPLE)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "foreign_origin")
     assert gateway.slot.state == "open"
     image = await gateway.http.get("/admin/v1/status", headers={"sec-fetch-site": "cross-site"})
     assert image.status_code == 403
@@ -146,10 +146,10 @@ async def test_recorded_runs_and_mirrors_without_a_key_are_checked_too(tmp_path:
         assert (await http.get("/admin/v1/episodes")).status_code == 403
     async with ClientSession() as http, serving(tmp_path) as url:
         for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
-            async with http.post(f"{url}/versions/1", headers=headers, json={"sources": []}) as answer:
-                assert answer.status == 403
-        async with http.get(f"{url}/versions") as answer:
-            assert answer.status == 200
+            async with http.post(f"{url}/versions/1", headers=headers, json={"sources": []}) as response:
+                assert response.status == 403
+        async with http.get(f"{url}/versions") as response:
+            assert response.status == 200
         port = int(url.rpartition(":")[2])
         for line, hosts in (("http://evil.example/versions", "Host: localhost"), ("/versions", "Host:")):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -60,7 +60,7 @@ async def test_a_project_publishes_from_its_own_folder(
     outside = publish(tiny_model, tmp_path / "outside", 1, 0)
     inside = publish(tiny_model, own / "v1", 1, 0)
     (own / "link").symlink_to(outside)
-    answers = set()
+    responses = set()
     for key, model, path in (
         ("ann", "ann-policy", outside),
         ("ann", "ann-policy", "/etc"),
@@ -72,12 +72,12 @@ async def test_a_project_publishes_from_its_own_folder(
         ("bob", "bob-policy", "."),
     ):
         body = {"version": 1, "path": str(path), "model": model}
-        answer = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of(key)), json=body)
-        answers.add((answer.status_code, answer.json()["error"]["code"], answer.text))
-    assert len(answers) == 1 and answers.pop()[:2] == (422, "path_not_allowed")
+        response = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of(key)), json=body)
+        responses.add((response.status_code, response.json()["error"]["code"], response.text))
+    assert len(responses) == 1 and responses.pop()[:2] == (422, "path_not_allowed")
     body = {"version": 1, "path": str(inside), "model": "ann-policy"}
-    answer = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of("ann")), json=body)
-    assert answer.status_code == 200, answer.text
+    response = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of("ann")), json=body)
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("spoil", ["content", "name", "link"])
@@ -101,8 +101,8 @@ async def test_files_that_are_not_the_manifests_are_refused(
         file.symlink_to(tmp_path / "elsewhere")
         write_manifest(folder, 5, 0)
     body = {"version": 5, "path": str(folder), "model": "ann-policy"}
-    answer = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of("ann")), json=body)
-    assert answer.status_code == 422, answer.text
+    response = await stage.gateway.http.post("/admin/v1/weights", headers=bearer(key_of("ann")), json=body)
+    assert response.status_code == 422, response.text
 
 
 def trees() -> Iterator[tuple[str, ast.AST]]:

@@ -12,8 +12,8 @@ import { Conversation } from "./conversation";
 import { MessageView } from "./message-view";
 import { stateTone, stateWords } from "./row";
 import { coloringOf, type Mode } from "./scale";
-import { tableOf, type TokensAnswer, type TokenTable } from "./table";
-import type { EpisodeAnswer, EpisodeRow } from "./types";
+import { tableOf, type TokensResponse, type TokenTable } from "./table";
+import type { EpisodeResponse, EpisodeRow } from "./types";
 import { longestOf } from "./tree";
 import { count, number } from "./words";
 
@@ -21,7 +21,7 @@ import { count, number } from "./words";
 const FIRST = 8;
 
 interface Props {
-  episode: EpisodeAnswer;
+  episode: EpisodeResponse;
   /** The tokens of this episode, whose prompt the others share. */
   table: TokenTable;
   group: Loaded<EpisodeRow[]>;
@@ -83,8 +83,8 @@ interface MemberProps {
 function Member({ member, advantage, own, mode, changes, point }: MemberProps) {
   const current = useSignal(-1);
   const path = `/admin/v1/episodes/${encodeURIComponent(member.episode_id)}/tokens`;
-  const answer = useLoaded((signal) => get<TokensAnswer>(path, { model: member.model }, signal), [path, member.state, changes]);
-  const table = useMemo(() => answer.value.value && tableOf(answer.value.value), [answer.value.value]);
+  const response = useLoaded((signal) => get<TokensResponse>(path, { model: member.model }, signal), [path, member.state, changes]);
+  const table = useMemo(() => response.value.value && tableOf(response.value.value), [response.value.value]);
   const coloring = useMemo(() => table && coloringOf(table, mode, advantage), [table, mode, advantage]);
   return (
     <section class={own ? "member panel own" : "member panel"} aria-label={`Episode ${member.episode_id}`}>
@@ -98,7 +98,7 @@ function Member({ member, advantage, own, mode, changes, point }: MemberProps) {
           {count(member.calls ?? 0, "call")}, {count(member.sampled_tokens ?? 0, "token")}
         </span>
       </p>
-      <Failure text={answer.error.value} />
+      <Failure text={response.error.value} />
       {table && coloring && (table.nodes.length ? (
         <Conversation
           table={table}

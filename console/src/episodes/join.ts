@@ -1,9 +1,9 @@
 /** Tokens that came later, put behind those that are here. Pure. */
 
-import type { TokensAnswer } from "./table";
+import type { TokensResponse } from "./table";
 
 /** `more` has the nodes from `from` on: the new nodes of a live episode. Numbers in it count from its own beginning. */
-export function joined(old: TokensAnswer, more: TokensAnswer, from: number): TokensAnswer {
+export function joined(old: TokensResponse, more: TokensResponse, from: number): TokensResponse {
   const kept = old.nodes.slice(0, from);
   const last = kept[kept.length - 1];
   const start = last ? last.start + last.tokens : 0;

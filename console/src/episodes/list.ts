@@ -16,7 +16,7 @@ const PAGE = 100;
 const EVERY_MS = 2_000;
 
 export class EpisodeList {
-  /** Null: the first answer has not come. */
+  /** Null: the first response has not come. */
   readonly total = signal<number | null>(null);
   readonly error = signal<string | null>(null);
   /** Counts changes of rows: what draws rows reads it. */
@@ -54,11 +54,11 @@ export class EpisodeList {
     this.renewing = true;
     this.fresh.value = 0;
     try {
-      const answer = await this.ask(0, "");
+      const response = await this.ask(0, "");
       this.pages = new Pages(PAGE);
-      this.pin = answer.pin ?? "";
-      this.pages.put(0, answer.episodes);
-      this.total.value = answer.total ?? answer.episodes.length;
+      this.pin = response.pin ?? "";
+      this.pages.put(0, response.episodes);
+      this.total.value = response.total ?? response.episodes.length;
       this.error.value = null;
       this.changes.value++;
       this.seen(...this.sight);
@@ -76,8 +76,8 @@ export class EpisodeList {
     const pages = this.pages;
     for (const page of pages.missing(from, Math.min(to, this.total.value))) {
       this.ask(page, this.pin).then(
-        (answer) => {
-          pages.put(page, answer.episodes);
+        (response) => {
+          pages.put(page, response.episodes);
           this.changes.value++;
         },
         (failure) => {

@@ -9,13 +9,13 @@ import { foldedAs, partsOf, type Part } from "./message-parts";
 import { messagesOf, textOf, withRefusals } from "./messages";
 import type { TokenTable } from "./table";
 import { pathTo } from "./tree";
-import type { Call, EpisodeAnswer, RefusedCall } from "./types";
+import type { Call, EpisodeResponse, RefusedCall } from "./types";
 import { moment } from "./words";
 
 interface Props {
   table: TokenTable;
   leaf: number;
-  episode: Pick<EpisodeAnswer, "calls" | "refused_calls" | "state">;
+  episode: Pick<EpisodeResponse, "calls" | "refused_calls" | "state">;
   /** Only what comes before the first reply: members of a group have it in common. */
   prompt?: boolean;
 }

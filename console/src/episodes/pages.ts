@@ -35,7 +35,7 @@ export class Pages<T> {
     }
   }
 
-  /** An answer did not come: the page may be requested again. */
+  /** A response did not come: the page may be requested again. */
   failed(page: number): void {
     this.requested.delete(page);
   }

@@ -14,7 +14,7 @@ export function questionOf(prompt: string): string {
 }
 
 /** The beginning of a reply, without its reasoning where that has ended. */
-export function answerOf(reply: string): string {
+export function replyOf(reply: string): string {
   return inLine(reply.replace(/^\s*<think>[^]*?<\/think>/, "").split(MARK).join(" "));
 }
 

@@ -6,15 +6,15 @@ import { get } from "../api";
 import { is, useEvents } from "../live";
 import { useLoaded, type Loaded } from "../load";
 import { joined } from "./join";
-import { tableOf, type TokensAnswer, type TokenTable } from "./table";
-import type { EpisodeAnswer, EpisodePage, EpisodeRow, RunningCall, Why } from "./types";
+import { tableOf, type TokensResponse, type TokenTable } from "./table";
+import type { EpisodeResponse, EpisodePage, EpisodeRow, RunningCall, Why } from "./types";
 
 /** Milliseconds between two looks at an episode that runs. */
 const LIVE_MS = 1_000;
 
 export interface EpisodeRecord {
-  episode: Loaded<EpisodeAnswer>;
-  tokens: Loaded<TokensAnswer | null>;
+  episode: Loaded<EpisodeResponse>;
+  tokens: Loaded<TokensResponse | null>;
   table: TokenTable | null;
   why: Loaded<Why>;
   /** The episodes of its group for the same model. */
@@ -31,9 +31,9 @@ export function useRecord(id: string, model: string): EpisodeRecord {
   const live = useSignal(false);
   const episode = useLoaded(
     async (signal) => {
-      const answer = await get<EpisodeAnswer>(pathOf(id), {}, signal);
-      live.value = answer.state !== "closed";
-      return answer;
+      const response = await get<EpisodeResponse>(pathOf(id), {}, signal);
+      live.value = response.state !== "closed";
+      return response;
     },
     [id, live.value],
     live.value ? LIVE_MS : 0,
@@ -67,16 +67,16 @@ export function useRecord(id: string, model: string): EpisodeRecord {
 
 /** The tokens, fetched once the episode is known: until then it is not known whether they can still grow, and each change would fetch
  * them again. Of an episode that runs, only what came since is fetched; when it closes, all of it with the trainer's figures. */
-function useTokens(id: string, model: string, turns: number | null, live: boolean): Loaded<TokensAnswer | null> {
-  const known = useRef<{ model: string; answer: TokensAnswer } | null>(null);
-  return useLoaded<TokensAnswer | null>(
+function useTokens(id: string, model: string, turns: number | null, live: boolean): Loaded<TokensResponse | null> {
+  const known = useRef<{ model: string; response: TokensResponse } | null>(null);
+  return useLoaded<TokensResponse | null>(
     async (signal) => {
       if (turns === null) return null;
-      const before = live && known.current?.model === model ? known.current.answer : null;
+      const before = live && known.current?.model === model ? known.current.response : null;
       const from = before?.nodes.length ?? 0;
-      const answer = await get<TokensAnswer>(pathOf(id, "/tokens"), { model, from_node: from || undefined }, signal);
-      known.current = { model, answer: before && from ? joined(before, answer, from) : answer };
-      return known.current.answer;
+      const response = await get<TokensResponse>(pathOf(id, "/tokens"), { model, from_node: from || undefined }, signal);
+      known.current = { model, response: before && from ? joined(before, response, from) : response };
+      return known.current.response;
     },
     [id, model, turns, live],
   );

@@ -4,7 +4,7 @@ import { Badge, type Tone } from "../parts/badge";
 import { href } from "../router";
 import { advantageOf, advantageWords } from "./advantage";
 import { visible } from "./lines";
-import { answerOf, lastLine, questionOf } from "./preview";
+import { replyOf, lastLine, questionOf } from "./preview";
 import type { EpisodeRow } from "./types";
 import { moment, number, seconds } from "./words";
 
@@ -86,7 +86,7 @@ export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; s
 
 function Preview({ row }: { row: EpisodeRow }) {
   const question = visible(questionOf(row.prompt_end ?? ""));
-  const answer = visible(answerOf(row.reply_start ?? ""));
+  const answer = visible(replyOf(row.reply_start ?? ""));
   const error = visible(lastLine(row.error));
   return (
     <span role="gridcell" class="cell c-preview" title={error || `${question} → ${answer}`}>

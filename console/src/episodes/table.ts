@@ -1,4 +1,4 @@
-/** An episode's tokens as columns: what the admin API answers, as arrays that the views read by a token's number.
+/** An episode's tokens as columns: what the admin API returns, as arrays that the views read by a token's number.
  *
  * Tokens are numbered through all nodes, in the order of the nodes. Prompt tokens have version -1 and log-probability NaN; a figure
  * of the trainer that was not computed is NaN.
@@ -26,7 +26,7 @@ export interface TokenNode {
 type Column = (number | null)[];
 
 /** `GET /admin/v1/episodes/{id}/tokens`. */
-export interface TokensAnswer {
+export interface TokensResponse {
   episode_id: string;
   model: string;
   state: string;
@@ -42,11 +42,11 @@ export interface TokensAnswer {
   /** Indices into `mask_reasons`; 0: trained, or may be. */
   mask: number[];
   mask_reasons: string[];
-  trained: TrainedAnswer | null;
+  trained: TrainedResponse | null;
   untrained_why: string;
 }
 
-interface TrainedAnswer {
+interface TrainedResponse {
   run: string;
   step: number;
   buffer: number;
@@ -92,37 +92,37 @@ export interface TokenTable {
 
 const floats = (column: Column): Float32Array => Float32Array.from(column, (value) => value ?? NaN);
 
-export function tableOf(answer: TokensAnswer): TokenTable {
-  const nodeOf = new Int32Array(answer.ids.length);
-  answer.nodes.forEach((node, place) => nodeOf.fill(place, node.start, node.start + node.tokens));
+export function tableOf(response: TokensResponse): TokenTable {
+  const nodeOf = new Int32Array(response.ids.length);
+  response.nodes.forEach((node, place) => nodeOf.fill(place, node.start, node.start + node.tokens));
   return {
-    episode_id: answer.episode_id,
-    model: answer.model,
-    nodes: answer.nodes,
-    ids: Int32Array.from(answer.ids),
-    texts: answer.text,
-    control: new Set(answer.control),
-    logprobs: floats(answer.logprob),
-    versions: Int32Array.from(answer.version),
-    flags: Uint8Array.from(answer.flags),
-    mask: Uint8Array.from(answer.mask),
-    maskReasons: answer.mask_reasons,
+    episode_id: response.episode_id,
+    model: response.model,
+    nodes: response.nodes,
+    ids: Int32Array.from(response.ids),
+    texts: response.text,
+    control: new Set(response.control),
+    logprobs: floats(response.logprob),
+    versions: Int32Array.from(response.version),
+    flags: Uint8Array.from(response.flags),
+    mask: Uint8Array.from(response.mask),
+    maskReasons: response.mask_reasons,
     nodeOf,
-    trained: answer.trained && trainedOf(answer.trained),
-    untrainedWhy: answer.untrained_why,
+    trained: response.trained && trainedOf(response.trained),
+    untrainedWhy: response.untrained_why,
   };
 }
 
-function trainedOf(answer: TrainedAnswer): TrainedFigures {
+function trainedOf(response: TrainedResponse): TrainedFigures {
   return {
-    step: answer.step,
-    version: answer.version,
-    logprob: floats(answer.logprob),
-    entropy: floats(answer.entropy),
-    advantage: floats(answer.advantage),
-    weight: floats(answer.weight),
-    mismatch: floats(answer.mismatch),
-    clipped: Uint8Array.from(answer.clipped, (value) => value ?? 0),
+    step: response.step,
+    version: response.version,
+    logprob: floats(response.logprob),
+    entropy: floats(response.entropy),
+    advantage: floats(response.advantage),
+    weight: floats(response.weight),
+    mismatch: floats(response.mismatch),
+    clipped: Uint8Array.from(response.clipped, (value) => value ?? 0),
   };
 }
 

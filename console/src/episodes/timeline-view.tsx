@@ -8,7 +8,7 @@ import { Table, type Column } from "../parts/table";
 import { href } from "../router";
 import type { TokenTable } from "./table";
 import { ticksOf, timelineOf, type Phase } from "./timeline";
-import type { Call, EpisodeAnswer, RefusedCall } from "./types";
+import type { Call, EpisodeResponse, RefusedCall } from "./types";
 import { moment, number, seconds } from "./words";
 
 const PHASES: [Phase, string][] = [
@@ -19,7 +19,7 @@ const PHASES: [Phase, string][] = [
 ];
 
 interface Props {
-  episode: EpisodeAnswer;
+  episode: EpisodeResponse;
   table: TokenTable | null;
   now: number;
 }
@@ -99,7 +99,7 @@ const answered =
   (row: Row): ComponentChildren =>
     isRefused(row) ? "" : cell(row);
 
-function columns(episode: EpisodeAnswer, table: TokenTable | null, apart: boolean): Column<Row>[] {
+function columns(episode: EpisodeResponse, table: TokenTable | null, apart: boolean): Column<Row>[] {
   const first = (call: Call) => (call.first_token_s === null ? null : call.first_token_s - (call.queued_s ?? 0));
   const sampling = (call: Call) => call.seconds - (call.first_token_s ?? 0);
   const node = (call: Call) => (call.model === table?.model ? table?.nodes[call.node] : undefined);

@@ -1,4 +1,4 @@
-/** What the admin API answers about episodes, as far as the views read it. */
+/** What the admin API returns about episodes, as far as the views read it. */
 
 export interface EpisodeRow {
   episode_id: string;
@@ -91,7 +91,7 @@ export interface RefusedCall {
   times: number;
 }
 
-export type EpisodeAnswer = Omit<EpisodeRow, "calls" | "group"> & { calls: Call[]; refused_calls?: RefusedCall[] };
+export type EpisodeResponse = Omit<EpisodeRow, "calls" | "group"> & { calls: Call[]; refused_calls?: RefusedCall[] };
 
 /** A call that runs now. */
 export interface RunningCall {

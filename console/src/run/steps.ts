@@ -82,10 +82,10 @@ export function joined(a: readonly number[], b: readonly number[]): { x: number[
 }
 
 export const loadEvaluations = (model: string, signal: AbortSignal) =>
-  get<{ evaluations: Evaluation[] }>("/admin/v1/evaluations", { model }, signal).then((answer) => answer.evaluations);
+  get<{ evaluations: Evaluation[] }>("/admin/v1/evaluations", { model }, signal).then((response) => response.evaluations);
 
 export const loadRuns = (model: string | undefined, signal: AbortSignal) =>
-  get<{ runs: Run[] }>("/admin/v1/runs", { model }, signal).then((answer) => answer.runs);
+  get<{ runs: Run[] }>("/admin/v1/runs", { model }, signal).then((response) => response.runs);
 
 export const loadSteps = (run: Run, signal: AbortSignal) =>
   get<Steps>("/admin/v1/steps", { model: run.model, run: run.run, points: 2000 }, signal);

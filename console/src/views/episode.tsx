@@ -22,7 +22,7 @@ import { TimelineView } from "../episodes/timeline-view";
 import { TokenPanel } from "../episodes/token-panel";
 import { TokenTree } from "../episodes/token-tree";
 import { leavesOf, longestOf } from "../episodes/tree";
-import type { EpisodeAnswer } from "../episodes/types";
+import type { EpisodeResponse } from "../episodes/types";
 import { WhyView, Words } from "../episodes/why-view";
 import { count, moment, number, seconds } from "../episodes/words";
 import { useShortcuts } from "../keys";
@@ -59,7 +59,7 @@ export function EpisodeView({ id }: { id: string }) {
   );
 }
 
-const sampledOf = (episode: EpisodeAnswer) => episode.calls.reduce((sum, call) => sum + call.completion_tokens, 0);
+const sampledOf = (episode: EpisodeResponse) => episode.calls.reduce((sum, call) => sum + call.completion_tokens, 0);
 
 const modeNow = () => one(MODES, route.value.query.get("color"));
 
@@ -71,7 +71,7 @@ function Waiting({ text }: { text: string | null }) {
   return text ? <Failure text={text} /> : <Loading />;
 }
 
-function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; record: EpisodeRecord }) {
+function Head({ id, episode, record }: { id: string; episode: EpisodeResponse; record: EpisodeRecord }) {
   const sampled = sampledOf(episode);
   const advantage = advantageOf(episode, groupRewardsOf(record.group.value.value ?? []));
   const refused = (episode.refused_calls ?? []).reduce((sum, call) => sum + call.times, 0);
@@ -123,19 +123,19 @@ function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; rec
 }
 
 /** What went wrong last: the end of the agent's output, or the last call that was refused. */
-function lastError(episode: EpisodeAnswer): string {
+function lastError(episode: EpisodeResponse): string {
   const refused = episode.refused_calls?.at(-1);
   return lastLine(episode.error) || (refused && !sampledOf(episode) ? `${refused.status} ${refused.code}: ${refused.message}` : "");
 }
 
-function components(episode: EpisodeAnswer): string {
+function components(episode: EpisodeResponse): string {
   const parts = Object.entries(episode.components ?? {});
   return parts.length ? ` · ${parts.map(([name, value]) => `${name} ${number(value)}`).join(", ")}` : "";
 }
 
 interface TokensProps {
   record: EpisodeRecord;
-  episode: EpisodeAnswer;
+  episode: EpisodeResponse;
   table: TokenTable;
   view: View;
   mode: Mode;

@@ -1,9 +1,9 @@
 // A small token table, written out by hand. Nodes: [parent, at, sampled, texts]; every other figure follows from the token's number.
-import { tableOf, type TokensAnswer, type TokenTable } from "../../src/episodes/table";
+import { tableOf, type TokensResponse, type TokenTable } from "../../src/episodes/table";
 
 type Drawn = [parent: number, at: number, sampled: boolean, texts: string[]];
 
-export function answerOf(nodes: Drawn[], more: Partial<TokensAnswer> = {}): TokensAnswer {
+export function responseOf(nodes: Drawn[], more: Partial<TokensResponse> = {}): TokensResponse {
   const text = nodes.flatMap((node) => node[3]);
   const sampled = nodes.flatMap((node) => node[3].map(() => node[2]));
   let start = 0;
@@ -35,6 +35,6 @@ export function answerOf(nodes: Drawn[], more: Partial<TokensAnswer> = {}): Toke
   };
 }
 
-export function drawn(nodes: Drawn[], more: Partial<TokensAnswer> = {}): TokenTable {
-  return tableOf(answerOf(nodes, more));
+export function drawn(nodes: Drawn[], more: Partial<TokensResponse> = {}): TokenTable {
+  return tableOf(responseOf(nodes, more));
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { answerOf, lastLine, questionOf } from "../../src/episodes/preview";
+import { replyOf, lastLine, questionOf } from "../../src/episodes/preview";
 import { filtersOf, NO_FILTERS, searchOf } from "../../src/episodes/query";
 import { wordsOf } from "../../src/episodes/saved";
 
@@ -14,8 +14,8 @@ test("the question is the last message of the user, whatever the template", () =
 });
 
 test("the answer comes without its reasoning and the template's marks", () => {
-  expect(answerOf("<think>\n3 and 4\n</think>\n\n7<|im_end|>")).toBe("7");
-  expect(answerOf("<think>still thin")).toBe("<think>still thin");
+  expect(replyOf("<think>\n3 and 4\n</think>\n\n7<|im_end|>")).toBe("7");
+  expect(replyOf("<think>still thin")).toBe("<think>still thin");
 });
 
 test("of a traceback the last line is shown", () => {

@@ -1,7 +1,7 @@
 """Routes of the admin API: what all of them check before their function runs.
 
 Invariants: the key is checked first; a query parameter that the route does not have is refused, since a filter that is ignored
-would answer with everything; a body is read by the same reader as under `/v1`, whatever its content type.
+would respond with everything; a body is read by the same reader as under `/v1`, whatever its content type.
 """
 
 from __future__ import annotations

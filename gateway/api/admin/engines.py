@@ -13,13 +13,7 @@ from gateway.api.admin.admin_route import admin_router
 from gateway.control.models import LocalModel
 from gateway.engines.address import check_place
 from gateway.generation.slot import Slot
-from headgate.errors import (
-    BadRequest,
-    Busy,
-    Conflict,
-    NotFound,
-    jittered,
-)
+from headgate.errors import BadRequest, Busy, Conflict, NotFound, jittered
 
 router = admin_router("Engines")
 
@@ -62,7 +56,7 @@ async def list_engines(access: Admin) -> dict[str, Any]:
 
 @router.get("/engines/{name}")
 async def get_engine(name: str, access: Admin) -> dict[str, Any]:
-    """One engine."""
+    """Return one engine."""
     model, slot = _find(access, name)
     return _described(access, model, slot)
 
@@ -84,7 +78,7 @@ async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str
         raise Conflict(f"an engine {name!r} exists already: choose another name", code="engine_exists")
     slot = Slot(name, body.url, body.node or "", body.mirror or "")
     gateway.host.add(model.name, slot)
-    await model.pool.until(lambda: slot.state in ("open", "asleep") or slot.given_up, wait)
+    await model.pool.wait_until(lambda: slot.state in ("open", "asleep") or slot.given_up, wait)
     return {**slot.describe(model.name)}
 
 
@@ -94,7 +88,7 @@ async def remove_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str,
     model, slot = _find(access, name)
     access.gateway.host.remove(model, name)
     pool = access.one(model).pool
-    await pool.until(lambda: name not in pool.slots, wait)
+    await pool.wait_until(lambda: name not in pool.slots, wait)
     return {**slot.describe(model), "removed": name not in pool.slots}
 
 
@@ -105,7 +99,7 @@ async def pause_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, 
     host = access.gateway.host
     host.pause(model, name, paused=True)
     pool, count = access.one(model).pool, host.models[model].steps.runs
-    await pool.until(
+    await pool.wait_until(
         lambda: slot.state == "quarantined" or (slot.state == "asleep" and not count(slot)[0]), wait
     )
     return {**slot.describe(model)}
@@ -116,7 +110,7 @@ async def resume_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str,
     """Wake a paused engine; it gets calls once it runs the newest version and has passed the probe."""
     model, slot = _find(access, name)
     access.gateway.host.pause(model, name, paused=False)
-    await access.one(model).pool.until(lambda: slot.state == "open" or slot.given_up, wait)
+    await access.one(model).pool.wait_until(lambda: slot.state == "open" or slot.given_up, wait)
     return {**slot.describe(model)}
 
 

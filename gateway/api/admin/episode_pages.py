@@ -86,7 +86,7 @@ async def list_episodes(
     ] = "newest",
     calls: Annotated[bool, Query(description="Return each episode's calls and sampled tokens.")] = False,
     preview: Annotated[
-        bool, Query(description="Return the rewards of each group, and the text of the question and answer.")
+        bool, Query(description="Return the rewards of each group, and the text of the question and reply.")
     ] = False,
 ) -> dict[str, Any]:
     """Return the newest episodes. `next` requests the following page; null on the last one, and with another `sort`.
@@ -166,10 +166,7 @@ async def facets(access: Admin, model: Word = None) -> dict[str, Any]:
 
 def _length(connection: Connection, wanted: EpisodeFilter) -> dict[str, Any]:
     pin = wanted.pin or episode_pages.newest_place(connection, wanted)
-    return {
-        "total": episode_pages.count(connection, wanted),
-        "pin": None if pin is None else _written(pin),
-    }
+    return {"total": episode_pages.count(connection, wanted), "pin": None if pin is None else _written(pin)}
 
 
 def _written(place: Place) -> str:

@@ -17,16 +17,9 @@ from gateway.render.renderer import ChatRenderer
 from gateway.store import refused_calls, turns
 from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
-from headgate.errors import BadRequest, NotFound
+from headgate.errors import BadRequest, NotFound, invalid
 from headgate.keys import key_of
-from headgate.types import (
-    AS_REQUESTED,
-    EpisodeMode,
-    EpisodeRequest,
-    EpisodeSampling,
-    Node,
-    TokenFlag,
-)
+from headgate.types import AS_REQUESTED, EpisodeMode, EpisodeRequest, EpisodeSampling, Node, TokenFlag
 
 router = admin_router("Episodes", "/episodes", episode_in_reach)
 
@@ -104,8 +97,8 @@ async def open_episode(
 ) -> dict[str, Any]:
     """Open an episode once there is a slot within the staleness bound; otherwise 429 with Retry-After.
 
-    With the header `Idempotency-Key` (random, for this episode only) the request can be repeated if its answer was lost: the same
-    episode and key answer it, even if the episode is closed by now.
+    With the header `Idempotency-Key` (random, for this episode only) the request can be repeated if its response was lost: it
+    returns the same episode and key, even if the episode is closed by now.
     """
     place = body.task_id, body.group_id, body.group_size, body.mode, _model(body, access)
     sampling = EpisodeSampling(**body.sampling.model_dump())
@@ -137,10 +130,9 @@ async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> di
     trained, and `notice` what to do if there are none.
     """
     if CALLS in (body.components or {}):
-        message = (
-            f"components: {CALLS!r} is reserved for the sum of the rewards posted on calls: rename yours"
+        raise invalid(
+            "components", f"{CALLS!r} is reserved for the sum of the rewards posted on calls: rename yours"
         )
-        raise BadRequest(message, code="invalid_value", param="components")
     taken = await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
     shown = asdict(taken) if taken is not None else {}
     return {"episode_id": episode_id, "reward": body.reward, "final": body.final, **shown}
@@ -199,10 +191,7 @@ async def delete_episode(
     gateway = access.gateway
     await access.episode(episode_id)
     database = gateway.database.fenced(gateway.coordinator.fence)
-    return {
-        "episode_id": episode_id,
-        **await retention.delete_episode(database, episode_id, force=force),
-    }
+    return {"episode_id": episode_id, **await retention.delete_episode(database, episode_id, force=force)}
 
 
 @router.get("/{episode_id}")
@@ -242,7 +231,7 @@ async def get_trajectory(episode_id: str, access: Admin, model: str | None = Non
 
 @router.get("/{episode_id}/calls/{call_id}/exchange")
 async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[str, Any]:
-    """Return the request to an upstream model and its answer."""
+    """Return the request to an upstream model and its response."""
     row = await gateway.database.read(lambda c: turns.exchange(c, episode_id, call_id))
     if row is None:
         message = f"episode {episode_id!r} has no call {call_id!r} to an upstream model"
@@ -264,8 +253,7 @@ def _model(body: OpenBody, access: Access) -> str:
         message = f"agent: no agent {body.agent!r} is configured ([agents.NAME])"
         raise BadRequest(message, code="unknown_agent", param="agent")
     if body.model is not None and access.trained(body.model).name != model:
-        message = f"model: the agent {body.agent!r} belongs to the model {model!r}"
-        raise BadRequest(message, code="invalid_value", param="model")
+        raise invalid("model", f"the agent {body.agent!r} belongs to the model {model!r}")
     return model
 
 

@@ -12,10 +12,10 @@ from gateway.api.admin.admin_route import admin_router
 from gateway.api.stream import EventStream, openai_failure
 from gateway.observe.events import Start
 from gateway.store.events import EventFilter
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 
 PATH = "/admin/v1/events"
-"""Every process of a cluster answers requests to this path itself."""
+"""Every process of a cluster serves requests to this path itself."""
 router = admin_router("Events")
 
 _SUBJECTS = "episode|group|batch|version|engine|node|trainer"
@@ -56,11 +56,10 @@ async def watch(
 
 
 def _start(after: int | None, last: int | None, resumed: str | None) -> Start:
-    """Where the stream begins. A browser repeats the same request with the header, so that goes first."""
+    """Return where the stream begins. The header has priority, because a browser repeats the same request with it."""
     if resumed:
         if not (resumed.isascii() and resumed.isdigit() and int(resumed) < 2**53):
-            message = "Last-Event-ID: it must be the `id` of an event"
-            raise BadRequest(message, code="invalid_value", param="Last-Event-ID")
+            raise invalid("Last-Event-ID", "it must be the `id` of an event")
         return Start(after=int(resumed))
     if after is not None and last is not None:
         raise BadRequest("after and last: name one of the two", code="invalid_value", param="last")

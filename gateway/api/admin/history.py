@@ -1,6 +1,6 @@
 """`/admin/v1/versions`, `/admin/v1/timeline`: what engines, nodes and versions went through; `/admin/v1/health`: is the run well?
 
-And `/admin/v1/console`: what the holder of a key may see. All of it is read from SQL, so a recorded run answers too.
+And `/admin/v1/console`: what the holder of a key may see. All of it is read from SQL, so a recorded run responds too.
 """
 
 from __future__ import annotations

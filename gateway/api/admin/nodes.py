@@ -38,7 +38,7 @@ class TrainerBody(BaseModel):
 
 
 class ClaimBody(TrainerBody):
-    """A claim, and how long its answer may wait for the node."""
+    """A claim, and how long its response may wait for the node."""
 
     wait_s: float = Field(0.0, ge=0, le=3600)
 
@@ -62,7 +62,7 @@ async def list_nodes(access: Admin) -> dict[str, Any]:
 
 @router.get("/nodes/{name}")
 async def get_node(name: str, access: Admin) -> dict[str, Any]:
-    """One node."""
+    """Return one node."""
     if (node := next((node for node in _described(access) if node["name"] == name), None)) is None:
         raise NotFound(f"no node {name!r}", code="no_node")
     return {**node}
@@ -89,7 +89,7 @@ async def remove_node(name: str, access: Admin) -> dict[str, Any]:
 async def claim_node(name: str, body: ClaimBody, access: Admin, response: Response) -> dict[str, Any]:
     """Claim a node for its trainer: 200 when the trainer has it, 202 while its engines are put to sleep (then repeat it).
 
-    Repeat it while the node is used, within `claim_s` of the answer; otherwise the claim lapses.
+    Repeat it while the node is used, within `claim_s` of the response; otherwise the claim lapses.
     """
     nodes = _nodes(access)
     model = access.trained(body.model).name
@@ -116,6 +116,6 @@ def _described(access: Access) -> Sequence[NodeDescription]:
 
 
 def _check_root(access: Access) -> None:
-    """Nodes are shared by all models, so they are the root key's. Raise NotFound for a project's."""
+    """Raise NotFound for the key of a project: all models share the nodes, so only the root key reaches them."""
     if not access.reach.everything:
         raise NotFound("no route has this path", code="not_found")

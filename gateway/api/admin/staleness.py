@@ -11,12 +11,7 @@ from sqlalchemy import Connection
 from gateway.api.access import Admin
 from gateway.api.admin.admin_route import admin_router
 from gateway.api.admin.batches import Model
-from gateway.observe.explain import (
-    because,
-    explain,
-    verdict,
-    with_refusals,
-)
+from gateway.observe.explain import because, explain, verdict, with_refusals
 from gateway.render.tool_alarm import WORDS
 from gateway.store import decisions, episode_pages, episodes, refused_calls, turns
 from gateway.training_feed.decision_log import Entry

@@ -11,8 +11,8 @@ from headgate.errors import BadRequest
 class BodyLimit:
     """Refuses bodies over a limit before they are parsed. Pure ASGI.
 
-    Closes the connections of two kinds of requests after their answer, because their bodies could be taken for the next request:
-    - the client waits for permission to send its body (`Expect: 100-continue`), gets an answer, and may or may not send the body;
+    Closes the connections of two kinds of requests after the response, because their bodies could be taken for the next request:
+    - the client waits for permission to send its body (`Expect: 100-continue`), gets a response, and may or may not send it;
     - the client requests another protocol (`Upgrade`), and uvicorn's parser takes the head for the whole request.
     """
 
@@ -43,11 +43,11 @@ class BodyLimit:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
-        answer = closing if upgrades or awaited else send
+        response = closing if upgrades or awaited else send
         if refusal := self._refused(headers):
-            await error_response(refusal, scope["path"])(scope, receive, answer)
+            await error_response(refusal, scope["path"])(scope, receive, response)
             return
-        await self._app(scope, limited, answer)
+        await self._app(scope, limited, response)
 
     def _refused(self, headers: dict[bytes, bytes]) -> BadRequest | None:
         """Return why a body is refused, judging by the request's head; None if it is accepted."""

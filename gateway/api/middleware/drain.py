@@ -1,7 +1,7 @@
 """Drains a gateway process that is being stopped: it takes no new calls, and running ones may finish.
 
-Owns the count of requests under `/v1` that are being answered. Everything else (the admin API, links of other processes) is
-served until these have ended, because they may depend on it. Requests that have no answer by the deadline get an error. Pure
+Owns the count of requests under `/v1` that are being served. Everything else (the admin API, links of other processes) is
+served until these have ended, because they may depend on it. Requests that have no response by the deadline get an error. Pure
 ASGI.
 """
 
@@ -15,34 +15,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
 from gateway.api.scope import PREFIX
-from headgate.errors import (
-    NotAccepted,
-    Unavailable,
-    jittered,
-)
+from headgate.errors import NotAccepted, Unavailable, jittered
 
 _CALLS = ("/v1/", PREFIX)
 _RETRY_S = 1.0
-"""After this long, another process or the next one answers."""
+"""After this long, another process or the next one responds."""
 
 
 class Drain:
     """The state of stopping, and the requests that still run. One for each application."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.stopping = False
         self.running = 0
-        """Calls that are being answered."""
-        self.over = False
+        """Calls that are being served."""
+        self.stopped = False
         """True once no request is served any more."""
-        self._unanswered: set[asyncio.Timeout] = set()
+        self._waiting: set[asyncio.Timeout] = set()
         self._opening: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._cut = asyncio.Event()
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """While the services are being opened: `begin` ends that, by cancelling the task that does it."""
+        """Let `begin` cancel this task while it opens the services."""
         self._opening = asyncio.current_task()
         try:
             yield
@@ -50,10 +46,10 @@ class Drain:
             self._opening = None
 
     def begin(self) -> None:
-        """No new calls from now on. A second time: those that run are not waited for."""
-        if self.begun:
+        """Refuse new calls from now on; called again, no longer wait for those that run."""
+        if self.stopping:
             self._cut.set()
-        self.begun = True
+        self.stopping = True
         if self._opening is not None:
             self._opening.cancel()
         if not self.running:
@@ -71,35 +67,35 @@ class Drain:
 
     def end(self) -> None:
         """Stop serving, and respond to the requests that still wait."""
-        self.over = True
-        for scope in self._unanswered:
+        self.stopped = True
+        for scope in self._waiting:
             scope.reschedule(0.0)
-        self._unanswered.clear()
+        self._waiting.clear()
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Count a call that is being answered."""
+        """Count a call that is being served."""
         self.running += 1
         try:
             yield
         finally:
             self.running -= 1
-            if self.begun and not self.running:
+            if self.stopping and not self.running:
                 self._idle.set()
 
     @contextmanager
     def waiting(self) -> Iterator[asyncio.Timeout]:
-        """Yield the scope in which a request waits for its answer to begin; `end` ends it, unless it is `answered` by then."""
+        """Yield the scope in which a request waits for its response to begin; `end` ends it until `response_begun`."""
         scope = asyncio.timeout(None)
-        self._unanswered.add(scope)
+        self._waiting.add(scope)
         try:
             yield scope
         finally:
-            self._unanswered.discard(scope)
+            self._waiting.discard(scope)
 
-    def answered(self, scope: asyncio.Timeout) -> None:
-        """Record that the answer has begun."""
-        self._unanswered.discard(scope)
+    def response_begun(self, scope: asyncio.Timeout) -> None:
+        """Record that the response has begun."""
+        self._waiting.discard(scope)
 
 
 def stopping(kind: type[Unavailable] = Unavailable) -> Unavailable:
@@ -118,10 +114,10 @@ class Draining:
         drain = self._drain
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"].startswith(_CALLS) and not drain.begun:
+        elif scope["path"].startswith(_CALLS) and not drain.stopping:
             with drain.call():
                 await self._until_over(scope, receive, send)
-        elif scope["path"].startswith(_CALLS) or drain.over:
+        elif scope["path"].startswith(_CALLS) or drain.stopped:
             await error_response(stopping(NotAccepted), scope["path"])(scope, receive, _last(send))
         else:
             await self._until_over(scope, receive, send)
@@ -132,7 +128,7 @@ class Draining:
         async def sending(message: Message) -> None:
             nonlocal started
             started = True
-            self._drain.answered(until)
+            self._drain.response_begun(until)
             await send(message)
 
         with self._drain.waiting() as until:

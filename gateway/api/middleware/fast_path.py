@@ -1,7 +1,7 @@
 """Serves the routes that generate tokens without FastAPI's work around a route's function.
 
 They are also declared to FastAPI, so that the schema describes them; this stands before its routes and calls the same functions.
-Errors are answered as FastAPI's handlers would (`errors.py`), after they have become a part of the call's episode.
+Errors are returned as FastAPI's handlers would (`errors.py`), after they have become a part of the call's episode.
 """
 
 from __future__ import annotations
@@ -15,12 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api.context import Services, services
 from gateway.api.errors import refusal
 from gateway.api.scope import call_of
-from gateway.api.v1 import (
-    chat,
-    completions,
-    messages,
-    responses,
-)
+from gateway.api.v1 import chat, completions, messages, responses
 from headgate.errors import GatewayError
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]
@@ -48,7 +43,7 @@ class FastPath:
         try:
             response = await endpoint(request, gateway)
             await response(scope, receive, send)
-        except GatewayError as error:  # an answer that has begun reports its own errors
+        except GatewayError as error:  # a response that has begun reports its own errors
             if (call := call_of(scope)) is not None:
                 await gateway.refusals.record(call, error)
             await refusal(request, error)(scope, receive, send)

@@ -1,12 +1,12 @@
-"""Forwards requests that another gateway process must answer. Pure ASGI, around everything but the limit of bodies.
+"""Forwards requests that another gateway process must serve. Pure ASGI, around everything but the limit of bodies.
 
-Requests that only the coordinator can answer (the admin API, calls under agents' keys) go to the coordinator; a retry whose call
+Requests that only the coordinator can serve (the admin API, calls under agents' keys) go to the coordinator; a retry whose call
 runs in another process (`OwnedByPeer`) goes to that process. Invariants:
 - a request is forwarded only after its key was checked here and its whole body has arrived;
-- a request is forwarded at most once: the process that gets it answers it or refuses it;
-- nothing that may have been done is sent twice. If the other process dies before it answers, the client gets an error that states
-  the outcome is unknown. A request that the other process has not begun (`NotAccepted`: it is stopping, or no longer the
-  coordinator) waits for the next one;
+- a request is forwarded at most once: the process that gets it serves it or refuses it;
+- nothing that may have been done is sent twice. If the other process dies before it responds, the client gets an error that
+  states that the outcome is unknown. A request that the other process has not begun (`NotAccepted`: it is stopping, or no
+  longer the coordinator) waits for the next one;
 - if the client leaves, its request is not forwarded, or the other process sees its connection close.
 """
 
@@ -28,17 +28,12 @@ from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.hop import Hop, was_forwarded
 from gateway.api.scope import PREFIX
 from gateway.tenancy.projects import Projects
-from headgate.errors import (
-    GatewayError,
-    NotAccepted,
-    OwnedByPeer,
-    Unavailable,
-)
+from headgate.errors import GatewayError, NotAccepted, OwnedByPeer, Unavailable
 from headgate.keys import Keyring
 
 _PLACED = ("/v1/", PREFIX, "/admin/")
 _EVERYBODYS = (cluster.PATH, events.PATH)
-"""Paths of the admin API that each process answers for itself, whether or not there is a coordinator."""
+"""Paths of the admin API that each process serves itself, whether or not there is a coordinator."""
 _RETRY_S = 0.2
 _LOOK_S = 1.0
 """The interval at which the other process is checked for signs of life."""
@@ -57,12 +52,12 @@ class CoordinatorRef(Protocol):
 
 
 class BufferedRequest:
-    """A request whose body is kept, so that it can be answered here, be sent on, and be sent on again."""
+    """A request whose body is kept, so that it can be served here, be sent on, and be sent on again."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.answered = False
-        """True once the answer has begun."""
+        self.response_begun = False
+        """True once the response has begun."""
         self._receive = receive
         self._send = send
         self._parts: list[bytes] = []
@@ -93,8 +88,8 @@ class BufferedRequest:
         return receive
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
-        self.answered = True
+        """Send a part of the response."""
+        self.response_begun = True
         await self._send(message)
 
     async def _next(self) -> Message:
@@ -140,7 +135,7 @@ class Forward:
             await self._app(scope, receive, send)
             return
         try:
-            await self._answer(BufferedRequest(scope, receive, send))
+            await self._route(BufferedRequest(scope, receive, send))
         except ClientDisconnect:
             return
         except GatewayError as error:
@@ -150,27 +145,27 @@ class Forward:
         """End the connections to other processes."""
         await self._hop.close()
 
-    async def _answer(self, request: BufferedRequest) -> None:
+    async def _route(self, request: BufferedRequest) -> None:
         forwarded, path = was_forwarded(request.scope, self._cluster), split(request.scope["path"])[1]
         if self._is_coordinators(path, Request(request.scope)):
-            if await self._coordinator_answers(request, forwarded=forwarded):
+            if await self._coordinator_serves(request, forwarded=forwarded):
                 return
         elif path not in _EVERYBODYS:
             await self._place().coordinator()  # without a coordinator no key can be resolved
         try:
             await self._app(request.scope, request.replay(), request.send)
         except OwnedByPeer as elsewhere:
-            if request.answered or forwarded:
+            if request.response_begun or forwarded:
                 raise Unavailable(str(elsewhere), retry_after=1.0, code="elsewhere") from elsewhere
-            if not await self._answers(elsewhere.url, request, elsewhere.alive):
+            if not await self._serves(elsewhere.url, request, elsewhere.alive):
                 raise Unavailable(
-                    "the gateway process that runs this call does not answer",
+                    "the gateway process that runs this call does not respond",
                     retry_after=1.0,
                     code="elsewhere",
                 ) from elsewhere
 
     def _is_coordinators(self, path: str, request: Request) -> bool:
-        """Return true if only the coordinator can answer a request: to the admin API, or under an agent's key.
+        """Return true if only the coordinator can serve a request: to the admin API, or under an agent's key.
 
         Raise NotAuthenticated if a request to the admin API has no valid key.
         """
@@ -179,7 +174,7 @@ class Forward:
             return path not in _EVERYBODYS
         return bool(self._agents) and self._agents.find(credentials(request)) is not None
 
-    async def _coordinator_answers(self, request: BufferedRequest, *, forwarded: bool) -> bool:
+    async def _coordinator_serves(self, request: BufferedRequest, *, forwarded: bool) -> bool:
         """Forward a request to the coordinator; return False if this process is the coordinator. Raise Unavailable and
         ClientDisconnect."""
         until = asyncio.get_running_loop().time() + self._wait_s
@@ -187,7 +182,7 @@ class Forward:
             if forwarded:
                 message = "this process is not the coordinator any more"
                 raise NotAccepted(message, retry_after=1.0, code="no_coordinator")
-            if await self._answers(url, request, partial(self._coordinates, url)):
+            if await self._serves(url, request, partial(self._coordinates, url)):
                 return True
             if asyncio.get_running_loop().time() > until:
                 message = (
@@ -200,10 +195,10 @@ class Forward:
     async def _coordinates(self, url: str) -> bool:
         return self._place().url == url
 
-    async def _answers(self, url: str, request: BufferedRequest, alive: Alive) -> bool:
-        """Send a request to the process at `url`; return whether that process took it and answered it.
+    async def _serves(self, url: str, request: BufferedRequest, alive: Alive) -> bool:
+        """Send a request to the process at `url`; return whether that process took it and served it.
 
-        Raise ClientDisconnect, and Unavailable if that process counts as gone before it has answered (it may only be suspended).
+        Raise ClientDisconnect, and Unavailable if that process counts as gone before it has responded (it may only be suspended).
         """
         body = await request.body()
         leaving = asyncio.create_task(request.left(), name="forwarded-client")
@@ -214,9 +209,9 @@ class Forward:
             while not sending.done():
                 if leaving.done():
                     raise ClientDisconnect
-                look_s = None if request.answered else _LOOK_S
+                look_s = None if request.response_begun else _LOOK_S
                 await asyncio.wait({sending, leaving}, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
-                if not (sending.done() or request.answered or await alive()):
+                if not (sending.done() or request.response_begun or await alive()):
                     message = "the process that handled the request died; it is not known whether it carried out the request"
                     raise Unavailable(message, retry_after=1.0, code="coordinator_lost")
             return sending.result()

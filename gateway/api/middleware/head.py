@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Head:
-    """Passes HEAD on as GET. An answer ends with its headers, since a stream would continue without a reader."""
+    """Passes HEAD on as GET. A response ends with its headers, since a stream would continue without a reader."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -15,12 +15,12 @@ class Head:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
-        answered = False
+        begun = False
 
         async def headers(message: Message) -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
+            nonlocal begun
+            if not begun:
+                begun = True
                 await send(message)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,8 +1,8 @@
-"""Sends a request to another gateway process and relays its answer.
+"""Sends a request to another gateway process and relays its response.
 
 Requests of all callers share connections, so both sides must agree on where each message ends. Invariants: a request is sent with
 its whole body, whose length the client library states; headers about one connection are not copied to another (RFC 9110, 7.6.1);
-a connection is not used again if its request was not written or its answer not read to the end.
+a connection is not used again if its request was not written or its response not read to the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONNECTION = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-"""Hop-by-hop headers: they belong to one connection, in requests and in answers."""
+"""Hop-by-hop headers: they belong to one connection, in requests and in responses."""
 _REQUEST = _CONNECTION | {b"content-length", b"expect", b"host", FORWARDED}
 """Headers of a request that are not forwarded: those of the connection, those that the client library or this process writes, and
 `Expect`, because this process has already requested the body.
@@ -69,10 +69,10 @@ class Hop:
         await self._session.close()
 
     async def send(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
-        """Send a request to the process at `url`, and its answer to the client. Return False if that process did not
+        """Send a request to the process at `url`, and its response to the client. Return False if that process did not
         begin it.
 
-        Raise Unavailable if it is not known whether the request was begun, and aiohttp.ClientError if the answer
+        Raise Unavailable if it is not known whether the request was begun, and aiohttp.ClientError if the response
         breaks off.
         """
         headers = [
@@ -87,11 +87,11 @@ class Hop:
         )
         begun = False
         try:
-            async with request as answer:
-                if NOT_BEGUN in answer.headers:
+            async with request as response:
+                if NOT_BEGUN in response.headers:
                     return False
                 begun = True
-                await _relay(answer, send)
+                await _relay(response, send)
         except aiohttp.ClientConnectorError:
             return False
         except aiohttp.ClientError as error:
@@ -108,9 +108,9 @@ def _target(scope: Scope) -> str:
     return raw.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
 
 
-async def _relay(answer: aiohttp.ClientResponse, send: Send) -> None:
-    headers = end_to_end(answer.raw_headers, _CONNECTION)
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    async for part in answer.content.iter_any():
+async def _relay(response: aiohttp.ClientResponse, send: Send) -> None:
+    headers = end_to_end(response.raw_headers, _CONNECTION)
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    async for part in response.content.iter_any():
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""Identifies the caller of a request, and reserves the places that the request takes until it is answered."""
+"""Identifies the caller of a request, and reserves the places that the request takes until it is served."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from gateway.dialects.request import GenerationRequest, replies_of
 from gateway.episodes.callers import Caller
 from gateway.episodes.open_episode import OtherAttempt
 from gateway.episodes.refusals import RequestedCall
-from gateway.generation.replies import RequestKey
+from gateway.generation.request_key import RequestKey
 from gateway.render.offload import offload_read
 from gateway.tenancy.limits import Ticket
-from headgate.errors import (
-    BadRequest,
-    Busy,
-    GatewayError,
-)
+from headgate.errors import BadRequest, Busy, GatewayError
 
 EPISODE_HEADER = "x-headgate-episode"
 _EXPECTED = 2048
@@ -73,7 +69,7 @@ class Admission:
 
 
 async def admit(request: Request, gateway: Services, api: str, query: Collection[str] = ()) -> Admission:
-    """Identify the caller and reserve a place for its request, until it is answered. Raise Busy, and as `identify` does.
+    """Identify the caller and reserve a place for its request, until it is served. Raise Busy, and as `identify` does.
 
     `query`: the query parameters that the route has.
     """

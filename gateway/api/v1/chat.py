@@ -12,7 +12,7 @@ from gateway.api.v1.images import image_support
 from gateway.api.v1.respond import respond
 from gateway.api.v1.upstream import relay
 from gateway.control.models import ServedModel
-from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
+from gateway.dialects.chat import ChatOutput, ChatRequest, parse
 from gateway.dialects.request import replies_of
 from gateway.render.offload import offload_read
 
@@ -31,5 +31,5 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
         return await relay(gateway, admission.caller, model, "chat/completions", values)
     chat, parsed = await offload_read(body, lambda: parse(values, image_support(model)))
     generation = await generate(admission, model, parsed, body)
-    answer = ChatAnswer(generation.choices, chat, model.renderer)
-    return respond(gateway, generation, answer, parsed.stream)
+    output = ChatOutput(generation.choices, chat, model.renderer)
+    return respond(gateway, generation, output, parsed.stream)

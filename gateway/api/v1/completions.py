@@ -11,7 +11,7 @@ from gateway.api.v1.generation import generate
 from gateway.api.v1.respond import respond
 from gateway.api.v1.upstream import relay
 from gateway.control.models import ServedModel
-from gateway.dialects.completions import CompletionAnswer, CompletionRequest, parse
+from gateway.dialects.completions import CompletionOutput, CompletionRequest, parse
 from gateway.dialects.request import replies_of
 from gateway.render.offload import offload_read
 
@@ -30,5 +30,5 @@ async def completions(request: Request, gateway: Gateway) -> Response:
         return await relay(gateway, admission.caller, model, "completions", values)
     completion, parsed = await offload_read(body, lambda: parse(values))
     generation = await generate(admission, model, parsed, body)
-    answer = CompletionAnswer(generation.choices, completion, parsed, model.renderer)
-    return respond(gateway, generation, answer, parsed.stream)
+    output = CompletionOutput(generation.choices, completion, parsed, model.renderer)
+    return respond(gateway, generation, output, parsed.stream)

@@ -1,4 +1,4 @@
-"""Turns a request into the replies of its answer, the same way for every dialect:
+"""Turns a request into the replies of its response, the same way for every dialect:
 
 identify the caller -> admit -> parse (the dialect's part) -> find the episode -> for each choice look for a reply that exists,
 else prepare its prompt and sampling and start one.
@@ -16,16 +16,8 @@ from typing import NamedTuple
 
 from gateway.api.context import Services
 from gateway.api.v1.admission import EPISODE_HEADER, Admission
-from gateway.api.v1.images import (
-    load_image,
-    read_images,
-    store_images,
-)
-from gateway.api.v1.sampling import (
-    nth_seed,
-    sampling_of,
-    tools_of,
-)
+from gateway.api.v1.images import load_image, read_images, store_images
+from gateway.api.v1.sampling import nth_seed, sampling_of, tools_of
 from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, Message
 from gateway.engines.process import api_of
@@ -34,14 +26,9 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation import span_attributes
 from gateway.generation.call import Call
 from gateway.generation.call_runner import CallRunner
-from gateway.generation.completion import (
-    Completion,
-    LengthListener,
-    Segment,
-    TokenAccount,
-)
-from gateway.generation.replies import RequestKey
+from gateway.generation.completion import Completion, LengthListener, Segment, TokenAccount
 from gateway.generation.reply import Choices, Reader
+from gateway.generation.request_key import RequestKey
 from gateway.render.offload import offload, offload_read
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import ReplyFormat
@@ -193,7 +180,7 @@ class _Preparation:
             self._gateway.untrained.see(model, episode.id, sampling.flags())
 
     async def check(self) -> None:
-        """Raise BadRequest if one of several prompts cannot be answered, before another one is."""
+        """Raise BadRequest if one of several prompts cannot be served, before another one is."""
         for number in range(len(self._parsed.prompts)):
             await self._sampling(number)
 

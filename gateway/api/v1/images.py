@@ -18,11 +18,7 @@ from gateway.dialects.request import GenerationRequest, Message
 from gateway.render.images import names_in, parts_in
 from gateway.render.offload import offload
 from gateway.store import images as statements
-from headgate.errors import (
-    BadRequest,
-    EngineRefused,
-    NotFound,
-)
+from headgate.errors import BadRequest, EngineRefused, NotFound
 
 _PER_REQUEST = 16
 """The most images of a conversation."""

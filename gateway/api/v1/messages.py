@@ -17,7 +17,7 @@ from gateway.api.v1.respond import respond
 from gateway.api.v1.responses import prompt_tokens
 from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
-from gateway.dialects.messages_answer import PING, MessagesAnswer
+from gateway.dialects.messages_output import PING, MessagesOutput
 from gateway.episodes.callers import Caller
 from gateway.render.offload import offload_read
 from headgate.errors import BadRequest, GatewayError
@@ -34,8 +34,8 @@ async def create_message(request: Request, gateway: Gateway, beta: Beta = None) 
     model = _model(gateway, admission.caller, values["model"])
     message, parsed = await offload_read(body, lambda: parse(values, image_support(model)))
     generation = await generate(admission, model, parsed, body)
-    answer = MessagesAnswer(generation.choices, message)
-    return respond(gateway, generation, answer, parsed.stream, _failure, keep_alive=PING)
+    output = MessagesOutput(generation.choices, message)
+    return respond(gateway, generation, output, parsed.stream, _failure, keep_alive=PING)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountRequest.model_json_schema()))

@@ -13,7 +13,7 @@ from gateway.api.errors import anthropic_error_body
 from gateway.api.query import Beta, QueryRoute
 from gateway.api.v1.admission import identify
 from gateway.api.wrong_paths import no_route
-from headgate.errors import BadRequest, NotFound
+from headgate.errors import BadRequest, NotFound, invalid
 
 router = APIRouter(tags=["OpenAI", "Anthropic"], route_class=QueryRoute)
 _ANTHROPIC = "anthropic-version"
@@ -53,7 +53,7 @@ async def list_models(
 async def get_model(
     model_id: str, request: Request, gateway: Gateway, beta: Beta = None
 ) -> dict[str, Any] | Response:
-    """One model, by any name under which the key's episodes could call it; without [projects], the first trained one's."""
+    """Return one model, by any name under which the key's episodes could call it; without [projects], the first trained one's."""
     if not model_id:
         raise no_route("GET", "/v1/models/", gateway.settings.server.url)
     anthropic = _ANTHROPIC in request.headers
@@ -85,20 +85,14 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _anthropic_model(name: str) -> dict[str, Any]:
-    return {
-        "type": "model",
-        "id": name,
-        "display_name": name,
-        "created_at": _MADE,
-        "lifecycle": "active",
-    }
+    return {"type": "model", "id": name, "display_name": name, "created_at": _MADE, "lifecycle": "active"}
 
 
 def _page(names: list[str], limit: int, after: str | None, before: str | None) -> tuple[list[str], bool]:
     """Return the names after or before one of them, and whether there are more. Raise BadRequest."""
     for param, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
-            raise BadRequest(f"{param}: no model has the name {name!r}", code="invalid_value", param=param)
+            raise invalid(param, f"no model has the name {name!r}")
     start = names.index(after) + 1 if after is not None else 0
     end = names.index(before) if before is not None else len(names)
     found = names[start:end]

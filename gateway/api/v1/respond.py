@@ -8,12 +8,12 @@ from typing import Any, Protocol
 from fastapi import Response
 
 from gateway.api.context import Services
-from gateway.api.stream import KEEP_ALIVE, EventStream, Failure, JSONAnswer, openai_failure
+from gateway.api.stream import KEEP_ALIVE, EventStream, Failure, PendingResponse, openai_failure
 from gateway.api.v1.generation import Generation
 
 
-class Answer(Protocol):
-    """A dialect's answer to a request."""
+class Output(Protocol):
+    """A dialect's form of a response."""
 
     async def complete(self) -> dict[str, Any]: ...
 
@@ -23,15 +23,15 @@ class Answer(Protocol):
 def respond(
     gateway: Services,
     generation: Generation,
-    answer: Answer,
+    output: Output,
     stream: bool | None,
     failure: Failure = openai_failure,
     headers: Mapping[str, str] | None = None,
     keep_alive: bytes = KEEP_ALIVE,
 ) -> Response:
-    """Return the response with a dialect's answer, as server-sent events or whole. `headers`: in addition to the generation's."""
+    """Return a dialect's response, as server-sent events or whole. `headers`: in addition to the generation's."""
     headers = {**generation.headers, **(headers or {})}
     if not stream:
-        return JSONAnswer(answer.complete, generation.choices, headers)
+        return PendingResponse(output.complete, generation.choices, headers)
     keep_alive_s = gateway.settings.server.keep_alive_s
-    return EventStream(answer.events, keep_alive_s, failure, generation.choices, headers, keep_alive)
+    return EventStream(output.events, keep_alive_s, failure, generation.choices, headers, keep_alive)

@@ -1,6 +1,6 @@
-"""`/v1/responses`, as OpenAI's API has it: answers that are stored, and conversations that continue from them.
+"""`/v1/responses`, as OpenAI's API has it: responses that are stored, and conversations that continue from them.
 
-A stored answer holds what it adds to the conversation; the conversation is the chain of answers that each one continues. Its
+A stored response holds what it adds to the conversation; the conversation is the chain of responses that each one continues. Its
 messages are those that were rendered and sampled, so the recorder continues from their tokens.
 """
 
@@ -26,18 +26,19 @@ from gateway.dialects import responses as dialect
 from gateway.dialects import responses_input as inputs
 from gateway.dialects.request import GenerationRequest, Message, unsupported
 from gateway.dialects.responses import Includable, ResponsesRequest
-from gateway.dialects.responses_answer import Keep, ResponsesAnswer
 from gateway.dialects.responses_input import Item
+from gateway.dialects.responses_output import Keep, ResponsesOutput
 from gateway.dialects.responses_tools import Toolbox
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Caller
 from gateway.render.offload import offload, offload_read
-from gateway.store import answers
-from headgate.errors import BadRequest, NotFound
+from gateway.store import responses as stored_responses
+from gateway.store.responses import StoredResponse
+from headgate.errors import BadRequest, NotFound, invalid
 
 router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 Include = Annotated[
-    Sequence[Includable], Query(alias="include[]", description="Changes nothing: answers are stored whole.")
+    Sequence[Includable], Query(alias="include[]", description="Changes nothing: responses are stored whole.")
 ]
 
 DROPPED_TOOLS_HEADER = "x-headgate-dropped-tools"
@@ -70,8 +71,10 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     generation = await generate(replace(admission, caller=caller), model, whole, body)
     new = generation.messages[len(generation.messages) - len(new) :]  # with images by name
     keep = _keep(gateway, generation, parsed, items, new) if parsed.stored else None
-    answer = ResponsesAnswer(generation.choices, parsed, toolbox, model.renderer, keep)
-    return respond(gateway, generation, answer, parsed.stream, answer.failure, _left_out(gateway, toolbox))
+    response = ResponsesOutput(generation.choices, parsed, toolbox, model.renderer, keep)
+    return respond(
+        gateway, generation, response, parsed.stream, response.failure, _left_out(gateway, toolbox)
+    )
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_of(_COUNTED))
@@ -92,7 +95,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     parsed = await offload_read(body, lambda: dialect.parse({**values, **defaults}))
     model = gateway.models.resolve(parsed.model, caller.model)
     if not isinstance(model, ServedModel):
-        instead = "read `usage` in the answers of this upstream model, which counts its tokens itself"
+        instead = "read `usage` in the responses of this upstream model, which counts its tokens itself"
         raise unsupported("model", f"counting the tokens of {parsed.model!r}", instead)
     history = await _history(gateway, caller, parsed.previous_response_id)
     listed = (
@@ -122,7 +125,7 @@ async def response(
     include: Include = (),
 ) -> dict[str, Any]:
     """Return a stored response. It is not streamed again."""
-    row = await _response(gateway, await identify(request, gateway), response_id)
+    stored = await _response(gateway, await identify(request, gateway), response_id)
     parameters = {
         "stream": stream,
         "starting_after": starting_after is not None,
@@ -131,8 +134,7 @@ async def response(
     for name, refused in parameters.items():
         if refused:
             raise unsupported(name, "this parameter", "leave it out: responses are retrieved whole")
-    answer: dict[str, Any] = row["answer"]
-    return answer
+    return stored.response
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -140,7 +142,7 @@ async def delete_response(response_id: str, request: Request, gateway: Gateway) 
     """Delete a stored response. Those that continue it still can be, and what was recorded of the call stays."""
     await _response(gateway, await identify(request, gateway), response_id)
     now = time.time()
-    if not await gateway.database.submit(lambda c: answers.delete_answer(c, response_id, now)):
+    if not await gateway.database.submit(lambda c: stored_responses.delete_response(c, response_id, now)):
         raise _no_response(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
@@ -156,8 +158,8 @@ async def input_items(
     include: Include = (),
 ) -> dict[str, Any]:
     """Return the input of a stored response, without the conversation before it."""
-    row = await _response(gateway, await identify(request, gateway), response_id)
-    return _page(_ordered(row["input"], order, after), limit)
+    stored = await _response(gateway, await identify(request, gateway), response_id)
+    return _page(_ordered(stored.input, order, after), limit)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -181,7 +183,7 @@ def _left_out(gateway: Services, toolbox: Toolbox) -> dict[str, str]:
 
 
 async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any]) -> Caller:
-    """Return the caller in the episode of the answer that its request continues. Raise Conflict if the run of that one is
+    """Return the caller in the episode of the response that its request continues. Raise Conflict if the run of that one is
     over."""
     previous = values.get("previous_response_id")
     if caller.episode is not None or not isinstance(previous, str):
@@ -189,39 +191,39 @@ async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any])
     found = await _owned(gateway, caller, previous)
     if found is None:
         return caller
-    episode = await gateway.callers.reach(caller, found["episode_id"])
+    episode = await gateway.callers.reach(caller, found.episode_id)
     return replace(caller, episode=episode, model=episode.model)
 
 
 async def _history(gateway: Services, caller: Caller, previous: str | None) -> list[Message]:
-    """Return the conversation that ends with an answer."""
+    """Return the conversation that ends with a response."""
     if previous is None:
         return []
     if await _owned(gateway, caller, previous) is None:
         message = f"Previous response with id '{previous}' not found."
         raise NotFound(message, code="previous_response_not_found", param="previous_response_id")
-    return await gateway.database.read(lambda c: answers.conversation(c, previous))
+    return await gateway.database.read(lambda c: stored_responses.conversation(c, previous))
 
 
 async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) -> list[Item]:
     """Return the items, with those that are only referred to in their places."""
     known: dict[str, dict[str, Item]] = {}
-    """The items of each answer that is referred to, by the answer's id and their own; each answer is read once."""
+    """The items of each response that is referred to, by the response's id and their own; each response is read once."""
     for item in items:
-        if item["type"] == "item_reference" and (answer := inputs.answer_of(item)) not in known:
-            known[answer] = await _items_of(gateway, caller, answer)
+        if item["type"] == "item_reference" and (response := inputs.response_of(item)) not in known:
+            known[response] = await _items_of(gateway, caller, response)
     return [_referred(known, item) if item["type"] == "item_reference" else item for item in items]
 
 
-async def _items_of(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Item]:
-    """Return the items of a stored answer, its input's and its own, by id."""
-    found = await _owned(gateway, caller, answer_id)
-    items = [*found["input"], *found["answer"]["output"]] if found else []
+async def _items_of(gateway: Services, caller: Caller, response_id: str) -> dict[str, Item]:
+    """Return the items of a stored response, its input's and its own, by id."""
+    found = await _owned(gateway, caller, response_id)
+    items = [*found.input, *found.response["output"]] if found else []
     return {item["id"]: item for item in items if item["type"] != "item_reference"}
 
 
 def _referred(known: dict[str, dict[str, Item]], reference: Item) -> Item:
-    item = known[inputs.answer_of(reference)].get(reference["id"])
+    item = known[inputs.response_of(reference)].get(reference["id"])
     if item is None:
         raise NotFound(f"Item with id '{reference['id']}' not found.", code="item_not_found", param="input")
     return item
@@ -234,21 +236,21 @@ def _keep(
     items: Sequence[Item],
     new: Sequence[Message],
 ) -> Keep:
-    """Store the answer with what it adds to the conversation."""
+    """Store the response with what it adds to the conversation."""
     reply = generation.choices.replies[0]
 
-    async def keep(answer: dict[str, Any]) -> None:
-        row = {
-            "id": answer["id"],
-            "episode_id": generation.episode.id,
-            "model": generation.model.name,
-            "previous": parsed.previous_response_id or "",
-            "messages": [*new, reply.message()],
-            "input": inputs.named(items, answer["id"]),
-            "answer": answer,
-            "created_at": reply.received_at,
-        }
-        await gateway.database.submit(lambda c: answers.insert_answer(c, row))
+    async def keep(response: dict[str, Any]) -> None:
+        stored = StoredResponse(
+            id=response["id"],
+            episode_id=generation.episode.id,
+            model=generation.model.name,
+            previous=parsed.previous_response_id or "",
+            messages=[*new, reply.message()],
+            input=inputs.with_ids(items, response["id"]),
+            response=response,
+            created_at=reply.received_at,
+        )
+        await gateway.database.submit(lambda c: stored_responses.insert_response(c, stored))
 
     return keep
 
@@ -266,14 +268,14 @@ async def prompt_tokens(
     return len(await offload((parsed.messages, tools), lambda: renderer.render(parsed.messages, tools)))
 
 
-async def _owned(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Any] | None:
-    """Return a stored answer, or None if the caller has none of that id. An agent's key reaches those of all its episodes."""
-    row = await gateway.database.read(lambda c: answers.answer(c, answer_id))
-    if row is None:
+async def _owned(gateway: Services, caller: Caller, response_id: str) -> StoredResponse | None:
+    """Return a stored response, or None if the caller has none of that id. An agent's key reaches those of all its episodes."""
+    stored = await gateway.database.read(lambda c: stored_responses.response(c, response_id))
+    if stored is None:
         return None
     if caller.episode is not None:
-        return row if row["episode_id"] == caller.episode.id else None
-    return row if await gateway.episodes.agent_of(row["episode_id"]) == caller.agent else None
+        return stored if stored.episode_id == caller.episode.id else None
+    return stored if await gateway.episodes.agent_of(stored.episode_id) == caller.agent else None
 
 
 def _page(found: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
@@ -294,11 +296,11 @@ def _ordered(found: Sequence[dict[str, Any]], order: Order, after: str | None) -
         return listed
     ids = [item["id"] for item in listed]
     if after not in ids:
-        raise BadRequest(f"after: the list has no item {after!r}", code="invalid_value", param="after")
+        raise invalid("after", f"the list has no item {after!r}")
     return listed[ids.index(after) + 1 :]
 
 
-async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:
+async def _response(gateway: Services, caller: Caller, response_id: str) -> StoredResponse:
     found = await _owned(gateway, caller, response_id)
     if found is None:
         raise _no_response(response_id)

@@ -8,7 +8,7 @@ from gateway.dialects.request import GenerationRequest, Tool
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.render.constraints import constraint
 from gateway.trajectories.recorder import Prompt
-from headgate.errors import BadRequest
+from headgate.errors import BadRequest, invalid
 from headgate.types import Grammar, Sampling
 
 _DEFAULT_TEMPERATURE = 1.0
@@ -27,7 +27,7 @@ def sampling_of(
     episode: OpenEpisode,
     prompt: Prompt,
 ) -> Sampling:
-    """Return the parameters to ask the engine for: the request's, unless the configuration (training episodes) or the episode
+    """Return the parameters to request of the engine: the request's, unless the configuration (training episodes) or the episode
     (evaluation) sets others.
 
     What the engine makes of them is `gateway.engines.used`. Raise BadRequest.
@@ -88,11 +88,11 @@ def _wanted(parsed: GenerationRequest, bounds: TokenBounds, model: ServedModel, 
     if parsed.max_tokens_may_exceed:
         own = min(own, room)
     if parsed.min_tokens > own:
-        message = (
-            f"min_tokens: {parsed.min_tokens} is more than the {own} that the reply may take at most:"
-            " lower it, or raise max_tokens"
+        raise invalid(
+            "min_tokens",
+            f"{parsed.min_tokens} is more than the {own} that the reply may take at most:"
+            " lower it, or raise max_tokens",
         )
-        raise BadRequest(message, code="invalid_value", param="min_tokens")
     wanted = bounds.apply(own, room)
     if wanted > room:
         message = (
@@ -110,12 +110,7 @@ def _grammar(parsed: GenerationRequest, model: ServedModel, prompt: Prompt) -> G
     renderer = model.renderer
     reasoning = not parsed.prompts and renderer.reasoning_open(prompt.ids[-8:].tolist())
     return constraint(
-        renderer,
-        parsed.tools,
-        parsed.tool_choice,
-        parsed.parallel_tool_calls,
-        parsed.form,
-        reasoning,
+        renderer, parsed.tools, parsed.tool_choice, parsed.parallel_tool_calls, parsed.form, reasoning
     )
 
 

@@ -1,8 +1,8 @@
-"""Passes a request on to an upstream model, and its answer back as it comes.
+"""Passes a request on to an upstream model, and its response back as it comes.
 
 Invariants: the client gets the upstream's status, streamed or not; a stream is relayed in whole events, since the gateway writes
-keep-alives between them; the end of an answer (the whole body, `[DONE]` or an error) is sent only after the exchange is
-committed; an answer that broke off never ends like a complete one.
+keep-alives between them; the end of a response (the whole body, `[DONE]` or an error) is sent only after the exchange is
+committed; a response that broke off never ends like a complete one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.context import Services
-from gateway.api.stream import EventStream, JSONAnswer, openai_failure
+from gateway.api.stream import EventStream, PendingResponse, openai_failure
 from gateway.api.v1.admission import EPISODE_HEADER
-from gateway.dialects.responses_answer import error_event
+from gateway.dialects.responses_output import error_event
 from gateway.episodes.callers import Caller
 from gateway.episodes.episodes import OpenEpisode
 from gateway.generation.upstream_call import UpstreamCall
@@ -48,21 +48,21 @@ _RESPONDED_OR_DONE = re.compile(rb"^(?:" + _ENDING + rb"|data: ?\[DONE\])", re.M
 async def relay(
     gateway: Services, caller: Caller, model: Upstream, path: str, body: dict[str, Any]
 ) -> Response:
-    """Return the upstream's own answer."""
+    """Return the upstream's own response."""
     if caller.episode is not None:
         episode = await gateway.callers.still_open(caller.episode, caller.attempt)
     else:
         episode = await gateway.agents.standalone(caller)
     call = UpstreamCall(f"upstream-{secrets.token_hex(12)}", episode.id, path, body, time.time())
 
-    async def answer() -> Response:
+    async def upstream() -> Response:
         return Relay(model, episode, call)
 
-    return JSONAnswer(answer)
+    return PendingResponse(upstream)
 
 
 class Relay(Response):
-    """The answer to one call."""
+    """The response to one call."""
 
     def __init__(self, model: Upstream, episode: OpenEpisode, call: UpstreamCall) -> None:
         super().__init__()
@@ -74,35 +74,37 @@ class Relay(Response):
         model, call = self._model, self._call
         self._episode.calls.add(call)
         try:
-            async with model.request(call) as answer:
-                streamed = answer.is_success and answer.headers.get("content-type", "").startswith(_EVENTS)
-                response = self._stream(answer) if streamed else await self._whole(answer)
+            async with model.request(call) as upstream:
+                streamed = upstream.is_success and upstream.headers.get("content-type", "").startswith(
+                    _EVENTS
+                )
+                response = self._stream(upstream) if streamed else await self._whole(upstream)
                 await response(scope, receive, send)
         finally:
             self._episode.calls.discard(call)
             if call.parts:  # finish recording, even while the request is being cancelled
                 await asyncio.shield(asyncio.ensure_future(model.record(call)))
 
-    async def _whole(self, answer: httpx.Response) -> Response:
-        content = b"".join([part async for part in self._model.read(self._call, answer)])
-        self._call.finish("upstream" if answer.is_success else "error")
+    async def _whole(self, upstream: httpx.Response) -> Response:
+        content = b"".join([part async for part in self._model.read(self._call, upstream)])
+        self._call.finish("upstream" if upstream.is_success else "error")
         await self._model.record(self._call)
-        headers = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
+        headers = {name: upstream.headers[name] for name in _PASSED if name in upstream.headers}
         headers[EPISODE_HEADER] = self._episode.id
-        kind = answer.headers.get("content-type", "application/json")
-        return Response(self._model.hidden(content), answer.status_code, {**headers, "content-type": kind})
+        kind = upstream.headers.get("content-type", "application/json")
+        return Response(self._model.hidden(content), upstream.status_code, {**headers, "content-type": kind})
 
-    def _stream(self, answer: httpx.Response) -> Response:
+    def _stream(self, upstream: httpx.Response) -> Response:
         failure = error_event if self._call.api == "responses" else openai_failure
         whose = {EPISODE_HEADER: self._episode.id}
-        return EventStream(lambda: self._events(answer), self._model.keep_alive_s, failure, headers=whose)
+        return EventStream(lambda: self._events(upstream), self._model.keep_alive_s, failure, headers=whose)
 
-    async def _events(self, answer: httpx.Response) -> AsyncIterator[bytes]:
+    async def _events(self, upstream: httpx.Response) -> AsyncIterator[bytes]:
         responses = self._call.api == "responses"
         last, end = (_RESPONDED_OR_DONE, _RESPONDED) if responses else (_DONE, _DONE)
         pending, finished = b"", False
         try:
-            async with aclosing(self._model.read(self._call, answer)) as parts:  # type: ignore[type-var]
+            async with aclosing(self._model.read(self._call, upstream)) as parts:  # type: ignore[type-var]
                 async for part in parts:
                     pending += part
                     length = _deliverable(pending, last)

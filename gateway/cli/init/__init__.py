@@ -69,8 +69,7 @@ def init(
         bool, typer.Option("--lora/--full", help="Train LoRA adapters, or all weights of the model.")
     ] = True,
     trial: Annotated[
-        bool,
-        typer.Option("--trial/--no-trial", help="Run the agent for one episode against a fake engine."),
+        bool, typer.Option("--trial/--no-trial", help="Run the agent for one episode against a fake engine.")
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace a run.toml that is there.")] = False,
 ) -> None:
@@ -86,14 +85,7 @@ def init(
       gateway init --model models/Qwen3-0.6B --env reasoning-gym:chain_sum
     """
     from gateway.cli.init.checks import warnings
-    from gateway.cli.init.inputs import (
-        answer,
-        checkpoint,
-        engine_of,
-        environment_of,
-        own_agent,
-        project_of,
-    )
+    from gateway.cli.init.inputs import answer, checkpoint, engine_of, environment_of, own_agent, project_of
     from gateway.cli.init.project import FILE, run_toml
     from gateway.config.settings import ConfigError
 

@@ -19,7 +19,7 @@ from gateway.cli.init.project import FUNCTION, Environment, OwnAgent, Project
 from gateway.cli.run_options import env_arguments
 from gateway.config import ModelSettings
 from gateway.config.settings import ConfigError
-from gateway.render.renderer import check_model
+from gateway.render.model_folder import check_model
 from headgate.client.agents import read_tasks
 from headgate.environments import parse
 

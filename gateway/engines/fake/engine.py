@@ -1,9 +1,9 @@
 """The fake engine: it samples, pauses, aborts, loads and misbehaves. `vllm_api` and `sglang_api` serve it on a port.
 
-Sampling is a pure function (`next_token`) of the weights' identity, all tokens so far and the seed, so a test can compute,
-without this server, which token follows a context, with which log-probability and under which version. Its weights are a
-directory; their identity is the sha256 of `model.safetensors`, or of the path if there is no such file. A directory with a
-`block.json` samples only the tokens of its block (`blocks`): such weights name themselves in every token. One with an
+Sampling is a pure function (`sampling.next_token`) of the weights' identity, all tokens so far and the seed, so a test can
+compute, without this server, which token follows a context, with which log-probability and under which version. Its weights are
+a directory; their identity is the sha256 of `model.safetensors`, or of the path if there is no such file. A directory with a
+`block.json` samples only the tokens of its block (`blocks`): such weights name themselves in every token. One with a
 `faults.json` cannot be loaded (`faults`). With a log (`log`) the log-probabilities are marks that name the sampling.
 
 `set_faults` (`POST /fake/faults`) sets misbehavior: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
@@ -23,122 +23,22 @@ either, so that until a load it samples tokens that no checkpoint would.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from array import array
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice, pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from gateway.engines.fake.blocks import Block
-from gateway.engines.fake.faults import catch
+from gateway.engines.fake.faults import Faults, catch
 from gateway.engines.fake.log import SampleLog
-from gateway.engines.fake.routes import as_npy, routers_in, token_routes
+from gateway.engines.fake.prefix_cache import PrefixCache
+from gateway.engines.fake.requests import RunningRequest, choice_of
+from gateway.engines.fake.routes import routers_in, token_routes
+from gateway.engines.fake.sampling import Fingerprint, draw, identity, logprob_of
 from gateway.engines.fake.transfer import Transfer
 from headgate.routes import RouterShape
 from headgate.weights.tensors import scan
-
-VOCABULARY = 256
-CACHE_BLOCK = 16
-END_CHANCE = 1 / 24
-"""The chance that a token is the first of the request's stop tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """The engine's misbehavior; the defaults are none."""
-
-    delay_s: float = 0.0
-    slots: int = 0
-    """Requests that are sampled concurrently; the rest wait in the engine's queue. 0: any number."""
-    lag_s: float = 0.0
-    drop_after: int = 0
-    stale_reload: bool = False
-    stall: bool = False
-    hold_after: int | None = None
-    """Requests stop when they have sampled this many tokens. None: none does."""
-    load_s: float = 0.0
-    hold_load: bool = False
-    hold_receive: int | None = None
-    """Transfers stand before the frame of this number. None: none does."""
-    fail_load: bool = False
-    fail_after: int = 0
-    logprob_noise: float = 0.0
-    endless: bool = False
-    sick: bool = False
-    sleep_mode: bool = False
-    sleep_s: float = 0.0
-    wake_s: float = 0.0
-    fail_sleep: bool = False
-    fail_wake: bool = False
-
-
-@dataclass(slots=True)
-class _Request:
-    """A running request."""
-
-    context: list[int] = field(default_factory=list)
-    aborted: bool = False
-    waits: bool = False
-    """True while the request stands at the barrier and its last token was taken."""
-    sampled: int = 0
-    routes_from: int = 0
-    routes: list[list[list[int]]] = field(default_factory=list)
-    """The experts of each position from `routes_from` on that was computed."""
-    labels: list[list[Any]] = field(default_factory=list)
-    """[[label, number of tokens], ...]"""
-
-    def count(self, label: str) -> None:
-        self.sampled += 1
-        if self.labels and self.labels[-1][0] == label:
-            self.labels[-1][1] += 1
-        else:
-            self.labels.append([label, 1])
-
-
-def identity(weights: str) -> str:
-    """Return the identity of the directory of a checkpoint, or of an adapter."""
-    files = (Path(weights) / name for name in ("adapter_model.safetensors", "model.safetensors"))
-    file = next((file for file in files if file.exists()), Path(weights))
-    return hashlib.sha256(file.read_bytes() if file.is_file() else weights.encode()).hexdigest()[:16]
-
-
-def next_token(
-    weights_id: str, context: Sequence[int], seed: int | None, stop: Sequence[int]
-) -> tuple[int, float]:
-    """Return the token that follows `context`, and its log-probability (nats)."""
-    return _draw(weights_id, Fingerprint(context), context[-1], seed, stop)
-
-
-class Fingerprint:
-    """A hash of a growing context; a token is added at the same cost however many there are."""
-
-    def __init__(self, context: Sequence[int]) -> None:
-        self._hash = hashlib.blake2b(array("q", context).tobytes(), digest_size=16)
-
-    def add(self, token: int) -> None:
-        """Append a token to the context."""
-        self._hash.update(array("q", (token,)).tobytes())
-
-    def __str__(self) -> str:
-        return self._hash.hexdigest()
-
-
-def _draw(
-    weights_id: str, fingerprint: Fingerprint, previous: int, seed: int | None, stop: Sequence[int]
-) -> tuple[int, float]:
-    key = f"{weights_id}:{seed}:{fingerprint}".encode()
-    draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
-    chance = (draw >> 40) / 2**24
-    token = stop[0] if stop and chance < END_CHANCE else (draw >> 8) % VOCABULARY
-    return token, token_logprob(weights_id, previous, token)
-
-
-def token_logprob(weights_id: str, previous: int, token: int) -> float:
-    """Return the log-probability (nats, between -6 and 0) of `token` after `previous`."""
-    digest = hashlib.blake2b(f"{weights_id}:{previous}:{token}".encode(), digest_size=4).digest()
-    return -6.0 * (int.from_bytes(digest, "big") + 1) / 2**32
 
 
 class FakeEngine:
@@ -175,11 +75,8 @@ class FakeEngine:
         self.refused = 0
         """Requests that were refused while the engine slept."""
         self.sleeps = 0
-        self.prefix_hits = 0
-        self.stale_hits = 0
-        """Cached blocks that were served although other weights had computed them."""
-        self._cache: dict[tuple[str, int], str] = {}
-        self._requests: dict[str, _Request] = {}
+        self.cache = PrefixCache()
+        self._requests: dict[str, RunningRequest] = {}
         self._changed = asyncio.Event()
         self.transfer = Transfer()
 
@@ -218,7 +115,7 @@ class FakeEngine:
         self.set_faults({"hold_after": None})
 
     def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Sample nothing more; aborts what runs unless `keep`."""
+        """Sample nothing more, and abort what runs unless `keep`."""
         if not keep:
             self.abort(list(self._requests))
         if clear_cache:
@@ -227,7 +124,7 @@ class FakeEngine:
 
     def clear_cache(self) -> None:
         """Forget every prefix."""
-        self._cache.clear()
+        self.cache.clear()
         self.images.clear()
 
     def resume(self) -> None:
@@ -268,7 +165,7 @@ class FakeEngine:
         """Take an adapter out of the workers; return whether they had it."""
         return self._workers.pop(number, None) is not None
 
-    def _of(self, model: str | None) -> tuple[str, Block | None]:
+    def _weights_of(self, model: str | None) -> tuple[str, Block | None]:
         """Return the identity and the block of an adapter, or of the engine's own weights.
 
         Its own weights cannot be used once it has adapters: like vLLM's CPU build, it runs such requests with the last adapter.
@@ -279,7 +176,7 @@ class FakeEngine:
     async def receive_weights(self, version: int, timeout_s: float) -> None:
         """Take over the weights that were received, unless a fault forbids it."""
         async with self._loading:
-            found = await self.transfer.taken(version, timeout_s)
+            found = await self.transfer.received(version, timeout_s)
             await self._may_load()
             if not self.faults.stale_reload:
                 self.weights_id, self.block = found
@@ -309,7 +206,7 @@ class FakeEngine:
             raise RuntimeError("load failed (fault)")
 
     async def sleep(self, level: int) -> None:
-        """End what runs, pauses and frees its memory, unless a fault forbids it."""
+        """End what runs, pause, and free the memory, unless a fault forbids it."""
         await asyncio.sleep(self.faults.sleep_s)
         if self.faults.fail_sleep:
             raise RuntimeError("sleep failed (fault)")
@@ -335,9 +232,9 @@ class FakeEngine:
         """Yield one choice a token, the last with its finish reason."""
         name = body.get("request_id") or f"request-{id(body)}"
         context = self._context(body)
-        self._requests[name] = request = _Request(context)
+        self._requests[name] = request = RunningRequest(context)
         if self._log is not None:
-            self._log.ask(name, context)
+            self._log.request(name, context)
         try:
             self._look_up(context, body.get("cache_salt", ""))
             params = body["sampling_params"]
@@ -370,7 +267,7 @@ class FakeEngine:
     async def _sample(
         self,
         name: str,
-        request: _Request,
+        request: RunningRequest,
         context: list[int],
         params: dict[str, Any],
         model: str | None,
@@ -382,10 +279,10 @@ class FakeEngine:
         while True:
             await self._turn(request)
             if request.aborted:
-                yield _choice([], [], "abort", request)
+                yield choice_of([], [], "abort", request)
                 return
             sampling = {**params, "stop_token_ids": []} if request.sampled < least else params
-            own = adapter or self._of(None)
+            own = adapter or self._weights_of(None)
             if self.routers is not None:
                 self._route(request, own[0], self.routers)
             token, logprob = self._next(context, fingerprint, sampling, *own)
@@ -401,16 +298,16 @@ class FakeEngine:
                 raise RuntimeError("failed (fault)")
             ended = token in stop and request.sampled > least
             finish = "stop" if ended else "length" if request.sampled >= limit else None
-            yield _choice([token], [logprob - self.faults.logprob_noise], finish, request)
+            yield choice_of([token], [logprob - self.faults.logprob_noise], finish, request)
             if finish:
                 return
 
-    def _route(self, request: _Request, weights_id: str, routers: RouterShape) -> None:
+    def _route(self, request: RunningRequest, weights_id: str, routers: RouterShape) -> None:
         """Compute what is new in a request: each token goes through the experts of the weights that predict the next one."""
         for at in range(request.routes_from + len(request.routes), len(request.context)):
             request.routes.append(token_routes(weights_id, at, request.context[at], routers))
 
-    async def _turn(self, request: _Request) -> None:
+    async def _turn(self, request: RunningRequest) -> None:
         """Wait until the request may sample its next token, or is aborted."""
         await asyncio.sleep(self.faults.delay_s)
         while not request.aborted and self._must_wait(request):
@@ -420,15 +317,15 @@ class FakeEngine:
             await self._changed.wait()
         request.waits = False
 
-    def _must_wait(self, request: _Request) -> bool:
+    def _must_wait(self, request: RunningRequest) -> bool:
         return self.paused or self.faults.stall or self._queued(request) or self._at_barrier(request)
 
-    def _at_barrier(self, request: _Request) -> bool:
+    def _at_barrier(self, request: RunningRequest) -> bool:
         after = self.faults.hold_after
         reached = after is not None and request.sampled >= after
         return reached and not request.aborted and not self._queued(request)
 
-    def _queued(self, request: _Request) -> bool:
+    def _queued(self, request: RunningRequest) -> bool:
         slots = self.faults.slots
         return slots > 0 and all(request is not known for known in islice(self._requests.values(), slots))
 
@@ -442,9 +339,9 @@ class FakeEngine:
     ) -> tuple[int, float]:
         if block is not None:
             token = block.next(context)
-            return token, _logprob(weights_id, block, context[-1], token)
+            return token, logprob_of(weights_id, block, context[-1], token)
         stop = () if self.faults.endless else params.get("stop_token_ids") or ()
-        return _draw(weights_id, fingerprint, context[-1], params.get("seed"), stop)
+        return draw(weights_id, fingerprint, context[-1], params.get("seed"), stop)
 
     async def score(self, ids: Sequence[int], model: str | None = None) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` in vLLM's form. `model`: the adapter's name."""
@@ -453,7 +350,7 @@ class FakeEngine:
         noise = self.faults.logprob_noise
         rows: list[dict[str, Any] | None] = [None]
         for previous, token in pairwise(ids):
-            value = _logprob(*self._of(model), previous, token) - noise
+            value = logprob_of(*self._weights_of(model), previous, token) - noise
             rows.append({str(token): {"logprob": value, "rank": 1}})
         return rows
 
@@ -471,16 +368,7 @@ class FakeEngine:
             self._log.load(weights)
 
     def _look_up(self, prompt: Sequence[int], salt: str) -> None:
-        """Count the blocks of a prompt that are cached, and caches the rest."""
-        key = hash(salt)
-        for start in range(0, len(prompt) - CACHE_BLOCK + 1, CACHE_BLOCK):
-            key = hash((key, *prompt[start : start + CACHE_BLOCK]))
-            known = self._cache.get((salt, key))
-            if known is None:
-                self._cache[salt, key] = self.weights_id
-            else:
-                self.prefix_hits += 1
-                self.stale_hits += known != self.weights_id
+        self.cache.look_up(prompt, salt, self.weights_id)
 
     def _set_paused(self, paused: bool) -> None:
         self.paused = paused
@@ -489,32 +377,3 @@ class FakeEngine:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _logprob(weights_id: str, block: Block | None, previous: int, token: int) -> float:
-    if block is not None and block.digits is not None:
-        return block.logprob(previous, token)
-    return token_logprob(weights_id, previous, token)
-
-
-def _choice(ids: list[int], logprobs: list[float], finish: str | None, request: _Request) -> dict[str, Any]:
-    content = [
-        {"token_id": token, "logprob": value, "rank": 1} for token, value in zip(ids, logprobs, strict=True)
-    ]
-    return {
-        "index": 0,
-        "token_ids": ids,
-        "logprobs": {"content": content},
-        "finish_reason": finish,
-        "weight_versions": _spans(request) if finish else None,
-        **({"routed_experts": as_npy(request.routes)} if finish and request.routes else {}),
-    }
-
-
-def _spans(request: _Request) -> list[dict[str, Any]]:
-    ends = list(accumulate(count for _, count in request.labels))
-    labels = [label for label, _ in request.labels]
-    return [
-        {"version": label, "start": start, "end": end}
-        for label, start, end in zip(labels, [0, *ends], ends, strict=False)
-    ]

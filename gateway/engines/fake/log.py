@@ -39,8 +39,8 @@ class SampleLog:
         """Log the weights that sample from now on."""
         self._write({"load": weights})
 
-    def ask(self, request: str, prompt: Sequence[int]) -> None:
-        self._write({"ask": request, "prompt": list(prompt)})
+    def request(self, name: str, prompt: Sequence[int]) -> None:
+        self._write({"ask": name, "prompt": list(prompt)})
 
     def sampled(self, request: str, token: int) -> float:
         """Log a sampled token. Return its log-probability."""

@@ -12,14 +12,15 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from gateway.engines.fake.engine import FakeEngine, Faults
+from gateway.engines.fake.engine import FakeEngine
+from gateway.engines.fake.faults import Faults
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Control = Callable[[str, dict[str, str], dict[str, Any]], Awaitable[tuple[int, Any]]]
-"""Path, query and body to status and answer."""
+"""Path, query and body to status and response."""
 Respond = Callable[[dict[str, Any], Send], Awaitable[None]]
 """Return the body of a generation; cancelled when the client disconnects."""
 
@@ -44,17 +45,17 @@ def create_app(
             await _while_connected(respond(values, send), receive)
             return
         if path == "/metrics":
-            await answer(send, 200, metrics(engine))
+            await send_json(send, 200, metrics(engine))
             return
         query = dict(parse_qsl(scope["query_string"].decode()))
         found = _fake_control(engine, path, values)
         status, value = found or await control(path, query, values)
-        await answer(send, status, value)
+        await send_json(send, status, value)
 
     return app
 
 
-async def answer(send: Send, status: int, value: Any) -> None:
+async def send_json(send: Send, status: int, value: Any) -> None:
     """Return a complete HTTP response: a text as it is, anything else as JSON; None is an empty one."""
     plain = isinstance(value, str)
     headers = [(b"content-type", b"text/plain; version=0.0.4" if plain else b"application/json")]
@@ -151,9 +152,10 @@ def _fake_control(engine: FakeEngine, path: str, values: dict[str, Any]) -> tupl
         engine.set_faults(values)
         return 200, {}
     if path == "/fake/state":
-        names = ("running", "held", "sampled", "prefix_hits", "stale_hits", "asleep", "sleeps", "refused")
-        found = {name: getattr(engine, name) for name in (*names, "received_frames")}
-        return 200, found | {"adapters": list(engine.adapters)}
+        names = ("running", "held", "sampled", "asleep", "sleeps", "refused", "received_frames")
+        found = {name: getattr(engine, name) for name in names}
+        cached = {"prefix_hits": engine.cache.hits, "stale_hits": engine.cache.stale_hits}
+        return 200, found | cached | {"adapters": list(engine.adapters)}
     return None
 
 

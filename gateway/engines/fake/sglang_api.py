@@ -14,13 +14,13 @@ from gateway.engines.fake.grammars import check_grammar
 from gateway.engines.fake.serve import (
     App,
     Send,
-    answer,
     begin_events,
     create_app,
     end_events,
     gathered,
     no_such_path,
     send_event,
+    send_json,
 )
 
 
@@ -42,7 +42,7 @@ sglang:generation_tokens_total{{{labels}}} {float(engine.sampled)}
 
 
 class _Server:
-    """The scheduler's queue, and the form of the answers."""
+    """The scheduler's queue, and the form of the responses."""
 
     def __init__(self, engine: FakeEngine, incremental: bool) -> None:
         self._engine = engine
@@ -51,14 +51,14 @@ class _Server:
         """New requests wait here, where no abort reaches them."""
         self._known: set[str] = set()
         self._admitted = 0
-        """Requests that the scheduler has and whose answers have not ended."""
+        """Requests that the scheduler has and whose responses have not ended."""
         self._changed = asyncio.Event()
 
     async def control(self, path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:
         """Everything but generations."""
         match path:
             case "/health":
-                # A paused SGLang answers 503 after 20 s, because its health check tries to sample.
+                # A paused SGLang responds with 503 after 20 s, because its health check tries to sample.
                 return (503 if self._engine.faults.sick or self._paused else 200), None
             case "/get_server_info":
                 return 200, {"enable_memory_saver": self._engine.faults.sleep_mode}
@@ -162,10 +162,10 @@ class _Server:
     async def respond(self, body: dict[str, Any], send: Send) -> None:
         """Serve a generation."""
         if not self._engine.awake():
-            await answer(send, 503, {"error": {"message": "the memory is released"}})
+            await send_json(send, 503, {"error": {"message": "the memory is released"}})
             return
         if not body.get("stream"):
-            await answer(send, 200, await self._whole(body))
+            await send_json(send, 200, await self._whole(body))
             return
         await begin_events(send)
         try:

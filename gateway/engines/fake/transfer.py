@@ -47,7 +47,7 @@ class Transfer:
         self.received_frames = 0
         self._receiver = wire.Receiver(place, place.rank_offset, self._on_frame)
 
-    async def taken(self, version: int, timeout_s: float) -> tuple[str, Block | None]:
+    async def received(self, version: int, timeout_s: float) -> tuple[str, Block | None]:
         """Return the identity of the version that came, and its block. Raise RuntimeError if it did not come whole."""
         receiver, self._receiver = self._receiver, None
         if receiver is None or receiver.version != version:

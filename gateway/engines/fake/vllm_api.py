@@ -15,13 +15,13 @@ from gateway.engines.fake.grammars import check_grammar
 from gateway.engines.fake.serve import (
     App,
     Send,
-    answer,
     begin_events,
     create_app,
     end_events,
     gathered,
     no_such_path,
     send_event,
+    send_json,
 )
 
 _PATCH = 28
@@ -32,10 +32,10 @@ def create_fake_app(engine: FakeEngine) -> App:
 
     async def respond(body: dict[str, Any], send: Send) -> None:
         if not engine.awake():
-            await answer(send, 503, {"error": {"message": "the engine sleeps"}})
+            await send_json(send, 503, {"error": {"message": "the engine sleeps"}})
             return
         if (model := body.get("model")) and model not in engine.adapters:
-            await answer(send, 404, {"error": {"message": f"The model `{model}` does not exist."}})
+            await send_json(send, 404, {"error": {"message": f"The model `{model}` does not exist."}})
             return
         if body["sampling_params"].get("seed") == -1:  # as vLLM takes it
             body["sampling_params"]["seed"] = None
@@ -142,7 +142,7 @@ async def _control(
 
 
 async def _called(engine: FakeEngine, values: dict[str, Any]) -> Any:
-    """Return a worker's answer to a call of one of its methods; vLLM converts anything but an object to a text."""
+    """Return a worker's response to a call of one of its methods; vLLM converts anything but an object to a text."""
     match values["method"]:
         case "list_loras":
             return str(engine.list_adapters())
@@ -190,7 +190,7 @@ async def _whole(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:
     value = {"request_id": body.get("request_id", ""), "created": int(time.time()), "choices": [whole]}
     if body["sampling_params"].get("prompt_logprobs") is not None:
         value["prompt_logprobs"] = await engine.score(body["token_ids"], body.get("model"))
-    await answer(send, 200, value)
+    await send_json(send, 200, value)
 
 
 async def _stream(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:

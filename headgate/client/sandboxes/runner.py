@@ -95,7 +95,7 @@ class SandboxRunner:
             async with asyncio.timeout(_TRIAL_S):
                 _, output = await process.communicate()
         except TimeoutError as error:
-            raise SandboxUnavailable(self._sandbox.refusal(f"no answer within {_TRIAL_S:g} s")) from error
+            raise SandboxUnavailable(self._sandbox.refusal(f"no response within {_TRIAL_S:g} s")) from error
         finally:
             await kill_group(process)
         if process.returncode:

@@ -45,8 +45,8 @@ class Gate:
 
     def errors(self) -> dict[str, str]:
         """The requests that were refused or failed so far, by code and status."""
-        with urllib.request.urlopen(f"{self.gateway}/metrics", timeout=60) as answer:
-            lines = answer.read().decode().splitlines()
+        with urllib.request.urlopen(f"{self.gateway}/metrics", timeout=60) as response:
+            lines = response.read().decode().splitlines()
         return dict(line.rsplit(" ", 1) for line in lines if line.startswith("headgate_errors_total"))
 
 
@@ -104,5 +104,5 @@ def _path_to(nodes: list[dict[str, Any]], node: dict[str, Any]) -> list[int]:
 def _json(url: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)

@@ -27,38 +27,40 @@ def test_one_key_names_the_episode_of_each_client_by_a_header(gate: Gate) -> Non
     for episode in [gate.open("named", AGENT) for _ in range(2)]:
         named: Any = {"base_url": episode.root, "api_key": AGENT_KEY, "default_headers": episode.header}
         with anthropic.Anthropic(**named, max_retries=0) as client:
-            answer = client.messages.create(model=MODEL, max_tokens=100, messages=[user("hello")])
-        assert answer.content[0].text == HELLO
+            response = client.messages.create(model=MODEL, max_tokens=100, messages=[user("hello")])
+        assert response.content[0].text == HELLO
         episode.check(turns=1)
 
 
 def test_a_reply_with_its_usage(client: Any, episode: Episode) -> None:
-    answer = client.messages.create(model=MODEL, max_tokens=100, system="Be short.", messages=[user("hello")])
-    assert [block.text for block in answer.content] == [HELLO]
-    assert answer.stop_reason == "end_turn"
-    assert answer.usage.input_tokens > 0
-    assert answer.usage.output_tokens > 0
+    response = client.messages.create(
+        model=MODEL, max_tokens=100, system="Be short.", messages=[user("hello")]
+    )
+    assert [block.text for block in response.content] == [HELLO]
+    assert response.stop_reason == "end_turn"
+    assert response.usage.input_tokens > 0
+    assert response.usage.output_tokens > 0
     episode.check(turns=1)
 
 
 def test_max_tokens_and_stop_sequences(client: Any) -> None:
-    answer = client.messages.create(model=MODEL, max_tokens=5, messages=[user("hello")])
-    assert (answer.content[0].text, answer.stop_reason) == (HELLO[:5], "max_tokens")
-    answer = client.messages.create(
+    response = client.messages.create(model=MODEL, max_tokens=5, messages=[user("hello")])
+    assert (response.content[0].text, response.stop_reason) == (HELLO[:5], "max_tokens")
+    response = client.messages.create(
         model=MODEL, max_tokens=100, stop_sequences=["scripted"], messages=[user("hello")]
     )
-    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "scripted")
-    assert answer.content[0].text == "Hello from the "
+    assert (response.stop_reason, response.stop_sequence) == ("stop_sequence", "scripted")
+    assert response.content[0].text == "Hello from the "
 
 
 async def test_async(episode: Episode) -> None:
     async with anthropic.AsyncAnthropic(
         base_url=episode.root, api_key=episode.api_key, max_retries=0
     ) as client:
-        answer = await client.messages.create(model=MODEL, max_tokens=100, messages=[user("hello")])
+        response = await client.messages.create(model=MODEL, max_tokens=100, messages=[user("hello")])
         async with client.messages.stream(model=MODEL, max_tokens=100, messages=[user("hello")]) as stream:
             text = "".join([part async for part in stream.text_stream])
-    assert answer.content[0].text == text == HELLO
+    assert response.content[0].text == text == HELLO
 
 
 def test_a_stream(client: Any) -> None:
@@ -77,13 +79,13 @@ def test_a_conversation_with_a_tool_is_one_trajectory(client: Any, episode: Epis
         body: Any = {"model": MODEL, "max_tokens": 500, "tools": [TOOL], "messages": messages}
         if streamed:
             with client.messages.stream(**body) as stream:
-                answer = stream.get_final_message()
+                response = stream.get_final_message()
         else:
-            answer = client.messages.create(**body)
-        messages.append({"role": "assistant", "content": answer.content})
-        uses = [block for block in answer.content if block.type == "tool_use"]
+            response = client.messages.create(**body)
+        messages.append({"role": "assistant", "content": response.content})
+        uses = [block for block in response.content if block.type == "tool_use"]
         if uses:
-            assert answer.stop_reason == "tool_use"
+            assert response.stop_reason == "tool_use"
             assert uses[0].input == {"city": "Tokyo"}
             results = [{"type": "tool_result", "tool_use_id": use.id, "content": SUNNY} for use in uses]
             messages.append(user(results))
@@ -94,29 +96,29 @@ def test_a_conversation_with_a_tool_is_one_trajectory(client: Any, episode: Epis
 
 def test_a_tool_can_be_required_or_named(client: Any) -> None:
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
-        answer = client.messages.create(
+        response = client.messages.create(
             model=MODEL, max_tokens=200, messages=[user("hello")], tools=[TOOL], tool_choice=choice
         )
-        assert [block.name for block in answer.content if block.type == "tool_use"] == ["get_weather"]
+        assert [block.name for block in response.content if block.type == "tool_use"] == ["get_weather"]
 
 
 def test_thinking_is_a_block_of_its_own(client: Any) -> None:
-    answer = client.messages.create(
+    response = client.messages.create(
         model=MODEL,
         max_tokens=4000,
         thinking={"type": "enabled", "budget_tokens": 2000},
         messages=[user("think aloud: hello")],
     )
-    assert [block.type for block in answer.content] == ["thinking", "text"]
-    assert "Let me see." in answer.content[0].thinking
-    assert answer.content[1].text == HELLO
+    assert [block.type for block in response.content] == ["thinking", "text"]
+    assert "Let me see." in response.content[0].thinking
+    assert response.content[1].text == HELLO
 
 
 def test_tokens_are_counted(client: Any) -> None:
     messages = [user("hello")]
     counted = client.messages.count_tokens(model=MODEL, messages=messages, tools=[TOOL])
-    answer = client.messages.create(model=MODEL, max_tokens=10, messages=messages, tools=[TOOL])
-    assert counted.input_tokens == answer.usage.input_tokens
+    response = client.messages.create(model=MODEL, max_tokens=10, messages=messages, tools=[TOOL])
+    assert counted.input_tokens == response.usage.input_tokens
 
 
 def test_errors_are_the_sdks_own(client: Any) -> None:

@@ -69,18 +69,20 @@ def test_one_client_and_key_name_the_episode_of_each_call_by_a_header(gate: Gate
 
 class TestChat:
     def test_a_reply_with_its_usage(self, client: Any, episode: Episode) -> None:
-        answer = client.chat.completions.create(model=MODEL, messages=[user("hello")])
-        assert answer.choices[0].message.content == HELLO
-        assert answer.choices[0].finish_reason == "stop"
-        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens > 0
+        response = client.chat.completions.create(model=MODEL, messages=[user("hello")])
+        assert response.choices[0].message.content == HELLO
+        assert response.choices[0].finish_reason == "stop"
+        assert (
+            response.usage.total_tokens == response.usage.prompt_tokens + response.usage.completion_tokens > 0
+        )
         episode.check(turns=1)
 
     async def test_async(self, episode: Episode) -> None:
         async with async_client(episode) as client:
-            answer = await client.chat.completions.create(model=MODEL, messages=[user("hello")])
+            response = await client.chat.completions.create(model=MODEL, messages=[user("hello")])
             stream = await client.chat.completions.create(model=MODEL, messages=[user("hello")], stream=True)
             text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
-        assert answer.choices[0].message.content == text == HELLO
+        assert response.choices[0].message.content == text == HELLO
 
     def test_a_stream_with_usage(self, client: Any) -> None:
         options: Any = {"include_usage": True}
@@ -116,8 +118,8 @@ class TestChat:
                 ) as stream:
                     message = stream.get_final_completion().choices[0].message
             else:
-                answer = client.chat.completions.create(model=MODEL, messages=messages, tools=[CHAT_TOOL])
-                message = answer.choices[0].message
+                response = client.chat.completions.create(model=MODEL, messages=messages, tools=[CHAT_TOOL])
+                message = response.choices[0].message
             messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
             for called in message.tool_calls or []:
                 messages.append({"role": "tool", "tool_call_id": called.id, "content": SUNNY})
@@ -130,10 +132,10 @@ class TestChat:
     def test_a_tool_can_be_required_or_named(self, client: Any) -> None:
         named: Any = {"type": "function", "function": {"name": "get_weather"}}
         for choice in ("required", named):
-            answer = client.chat.completions.create(
+            response = client.chat.completions.create(
                 model=MODEL, messages=[user("hello")], tools=[CHAT_TOOL], tool_choice=choice
             )
-            [called] = answer.choices[0].message.tool_calls
+            [called] = response.choices[0].message.tool_calls
             assert called.function.name == "get_weather"
             assert set(json.loads(called.function.arguments)) == {"city"}
 
@@ -142,33 +144,33 @@ class TestChat:
             "type": "json_schema",
             "json_schema": {"name": "person", "schema": PERSON, "strict": True},
         }
-        answer = client.chat.completions.create(model=MODEL, messages=[user(ADA)], response_format=wanted)
-        assert json.loads(answer.choices[0].message.content) == {"name": "Ada", "age": 36}
-        answer = client.chat.completions.create(
+        response = client.chat.completions.create(model=MODEL, messages=[user(ADA)], response_format=wanted)
+        assert json.loads(response.choices[0].message.content) == {"name": "Ada", "age": 36}
+        response = client.chat.completions.create(
             model=MODEL, messages=[user("JSON please")], response_format={"type": "json_object"}
         )
-        assert isinstance(json.loads(answer.choices[0].message.content), dict)
+        assert isinstance(json.loads(response.choices[0].message.content), dict)
 
     def test_the_helper_parses_into_a_model(self, client: Any) -> None:
-        answer = client.chat.completions.parse(model=MODEL, messages=[user(ADA)], response_format=Person)
-        assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+        response = client.chat.completions.parse(model=MODEL, messages=[user(ADA)], response_format=Person)
+        assert response.choices[0].message.parsed == Person(name="Ada", age=36)
 
     def test_several_replies(self, client: Any, episode: Episode) -> None:
-        answer = client.chat.completions.create(model=MODEL, messages=[user("hello")], n=3)
-        assert [choice.index for choice in answer.choices] == [0, 1, 2]
-        assert all(choice.message.content == HELLO for choice in answer.choices)
+        response = client.chat.completions.create(model=MODEL, messages=[user("hello")], n=3)
+        assert [choice.index for choice in response.choices] == [0, 1, 2]
+        assert all(choice.message.content == HELLO for choice in response.choices)
         episode.check(turns=3)
 
     def test_log_probabilities_and_alternatives(self, client: Any) -> None:
-        answer = client.chat.completions.create(
+        response = client.chat.completions.create(
             model=MODEL, messages=[user("hello")], logprobs=True, top_logprobs=3
         )
-        entries = answer.choices[0].logprobs.content
+        entries = response.choices[0].logprobs.content
         assert entries[0].logprob == pytest.approx(-1 / 64)
         assert len(entries[0].top_logprobs) == 3
 
     def test_penalties_and_biases(self, client: Any) -> None:
-        answer = client.chat.completions.create(
+        response = client.chat.completions.create(
             model=MODEL,
             messages=[user("hello")],
             frequency_penalty=0.5,
@@ -177,8 +179,8 @@ class TestChat:
             max_completion_tokens=5,
             stop=["never sampled"],
         )
-        assert answer.choices[0].finish_reason == "length"
-        assert answer.choices[0].message.content == HELLO[:5]
+        assert response.choices[0].finish_reason == "length"
+        assert response.choices[0].message.content == HELLO[:5]
 
     def test_errors_are_the_sdks_own(self, client: Any) -> None:
         with pytest.raises(openai.NotFoundError) as found:
@@ -207,9 +209,9 @@ class TestModels:
 
 class TestCompletions:
     def test_text(self, client: Any, episode: Episode) -> None:
-        answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=100)
-        assert answer.choices[0].text == HELLO
-        assert answer.usage.completion_tokens > 0
+        response = client.completions.create(model=MODEL, prompt="hello", max_tokens=100)
+        assert response.choices[0].text == HELLO
+        assert response.usage.completion_tokens > 0
         episode.check(turns=1)
 
     def test_token_ids(self, client: Any) -> None:
@@ -231,10 +233,10 @@ class TestCompletions:
 
 class TestResponses:
     def test_a_reply_with_its_usage(self, client: Any, episode: Episode) -> None:
-        answer = client.responses.create(model=MODEL, input="hello", instructions="Be short.")
-        assert answer.output_text == HELLO
-        assert answer.status == "completed"
-        assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens > 0
+        response = client.responses.create(model=MODEL, input="hello", instructions="Be short.")
+        assert response.output_text == HELLO
+        assert response.status == "completed"
+        assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens > 0
         episode.check(turns=1)
 
     async def test_async(self, episode: Episode) -> None:
@@ -280,8 +282,8 @@ class TestResponses:
         assert [item.type for item in whole.output if item.type != "reasoning"] == ["function_call"]
 
     def test_the_helper_parses_into_a_model(self, client: Any) -> None:
-        answer = client.responses.parse(model=MODEL, input=ADA, text_format=Person)
-        assert answer.output_parsed == Person(name="Ada", age=36)
+        response = client.responses.parse(model=MODEL, input=ADA, text_format=Person)
+        assert response.output_parsed == Person(name="Ada", age=36)
 
     def test_it_is_stored_and_can_be_deleted(self, client: Any) -> None:
         made = client.responses.create(model=MODEL, input="hello")

@@ -27,7 +27,7 @@ from tests.faults.evidence import Journal
 _TRIES = 5
 _TIMEOUT_S = 60.0
 Known = list[tuple[str, str]]
-"""(episode, a stored answer of it), of all agents: what others may not read."""
+"""(episode, a stored response of it), of all agents: what others may not read."""
 
 
 class Agent:
@@ -88,19 +88,19 @@ class Agent:
         body = {"task_id": f"task-{self._number}", "group_id": group, "group_size": size, "mode": mode}
         while not self._over.is_set():
             try:
-                answer = await self._admin.post("/admin/v1/episodes", json=body, params={"wait": 10})
+                response = await self._admin.post("/admin/v1/episodes", json=body, params={"wait": 10})
             except httpx.HTTPError as error:
                 self._journal.write("open_failed", group=group, error=repr(error))
                 await asyncio.sleep(self._random.uniform(0.2, 1.0))
                 continue
-            if answer.is_success:
-                opened: dict[str, Any] = answer.json()
+            if response.is_success:
+                opened: dict[str, Any] = response.json()
                 self._journal.write("opened", group=group, episode=opened["episode_id"], mode=mode)
                 return opened
             self._journal.write(
-                "open_failed", group=group, status=answer.status_code, error=answer.text[:300]
+                "open_failed", group=group, status=response.status_code, error=response.text[:300]
             )
-            if answer.status_code == 409:
+            if response.status_code == 409:
                 return None  # a lost response has used the place
             await asyncio.sleep(self._random.uniform(0.2, 1.0))
         return None
@@ -113,8 +113,8 @@ class Agent:
             path, body = f"/admin/v1/episodes/{episode}/abandon", {"reason": "agent_gave_up"}
         for _ in range(100):
             try:
-                answer = await self._admin.post(path, json=body)
-                if answer.status_code in (404, 409):  # was it our own, whose answer was lost?
+                response = await self._admin.post(path, json=body)
+                if response.status_code in (404, 409):  # was it our own, whose response was lost?
                     shown = await self._admin.get(f"/admin/v1/episodes/{episode}")
                     if shown.status_code >= 500:
                         raise httpx.ReadError(shown.text[:300])
@@ -123,11 +123,11 @@ class Agent:
                     end = {"state": row.get("state"), "reason": row.get("reason")}
                     self._journal.write("ended", episode=episode, group=group, rewarded=kept, **end)
                     return
-                if answer.is_success:
+                if response.is_success:
                     reward = body.get("reward")
                     self._journal.write("ended", episode=episode, group=group, rewarded=good, reward=reward)
                     return
-                error = f"{answer.status_code} {answer.text[:200]}"
+                error = f"{response.status_code} {response.text[:200]}"
             except (httpx.HTTPError, ValueError) as failure:
                 error = repr(failure)
             self._journal.write("end_failed", episode=episode, error=error)
@@ -151,17 +151,17 @@ class Agent:
             key = ask if keyed else ""
             call = Call(ask, episode, messages, tokens, streamed, attempt, key, stored, leave)
             try:
-                answer = await self._caller.send(client, call)
+                response = await self._caller.send(client, call)
             except FAILURES as error:
                 if isinstance(error, openai.APIStatusError) and error.status_code in (404, 409, 422):
                     return None  # the episode has ended
                 await asyncio.sleep(draw.uniform(0.1, 1.0))
                 continue
             leave = 0
-            if answer is not None:
+            if response is not None:
                 if stored:
-                    self._known.append((episode, answer.id))
-                return answer.text
+                    self._known.append((episode, response.id))
+                return response.text
         return None
 
     def _name(self) -> str:
@@ -176,11 +176,11 @@ class Agent:
         others = [known for known in self._known[-200:] if known[0] != own]
         if not others:
             return
-        foreign, answer = self._random.choice(others)
+        foreign, response = self._random.choice(others)
         root, key = self._plan["url"], {"Authorization": f"Bearer {opened['api_key']}"}
         body = {"model": "any", "max_tokens": 1, "messages": [question("foreign")]}
         trials: list[tuple[str, str, str, dict[str, Any]]] = [
-            ("stored response", "GET", f"/v1/responses/{answer}", {}),
+            ("stored response", "GET", f"/v1/responses/{response}", {}),
             ("path", "POST", f"/e/{foreign}/v1/chat/completions", {"json": body}),
             (
                 "header",

@@ -30,8 +30,8 @@ class Client:
         rng = random.Random(seed)
         acts: dict[str, tuple[Callable[[str], Awaitable[None]], ...]] = {
             "root": (self._no_episode, self._no_route, self._no_reward, self._no_deletion, self._life),
-            "agent": (self._no_model, self._no_answer, self._respond, self._stream),
-            "episode": (self._respond, self._stream, self._no_answer),
+            "agent": (self._no_model, self._no_response, self._respond, self._stream),
+            "episode": (self._respond, self._stream, self._no_response),
             "stranger": (self._refused,),
         }
         async with self._http:
@@ -87,7 +87,7 @@ class Client:
         body = {"model": own, "messages": [{"role": "user", "content": "hi"}]}
         await self._send(own, "POST", "/v1/chat/completions", 404, json=body)
 
-    async def _no_answer(self, own: str) -> None:
+    async def _no_response(self, own: str) -> None:
         await self._send(own, "GET", f"/v1/responses/{own}", 404)
 
     async def _respond(self, own: str, **more: Any) -> None:

@@ -263,9 +263,9 @@ class System:
             return False
         writer.write(b"FLUSHALL\r\n")
         await writer.drain()
-        answer = await reader.readline()
+        response = await reader.readline()
         writer.close()
-        return answer.startswith(b"+OK")
+        return response.startswith(b"+OK")
 
     async def stop_postgres(self, how: Any, seconds: float) -> bool:
         """Stop PostgreSQL for some seconds. Return False if it does not run."""
@@ -328,12 +328,12 @@ class System:
     async def _drained(self) -> bool:
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
         try:
-            answer = await self._http.get(f"{self.front.url}/admin/v1/staleness", headers=headers)
-            if not answer.is_success:
-                self._left = answer.text[:500]
+            response = await self._http.get(f"{self.front.url}/admin/v1/staleness", headers=headers)
+            if not response.is_success:
+                self._left = response.text[:500]
                 return False
             status = await self._http.get(f"{self.front.url}/admin/v1/status", headers=headers)
-            shown, opened = answer.json(), status.json()["open_episodes"]
+            shown, opened = response.json(), status.json()["open_episodes"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
             self._left = repr(error)
             return False

@@ -145,7 +145,7 @@ class Trainer:
                 deadline = time.monotonic() + _PUBLISH_S
 
     async def _retry(self, what: str, call: Callable[[], Awaitable[T]], transient: tuple[int, ...] = ()) -> T:
-        """Repeat a request until its answer is one that waiting does not change."""
+        """Repeat a request until its response is one that waiting does not change."""
         while True:
             try:
                 return await call()

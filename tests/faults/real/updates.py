@@ -291,8 +291,10 @@ class _World:
     ) -> str:
         await self._calling.wait()
         with suppress(*FAILURES):
-            if answer := await caller.send(client, Call(ask, opened.episode_id, messages, tokens, streamed)):
-                return answer.text
+            if response := await caller.send(
+                client, Call(ask, opened.episode_id, messages, tokens, streamed)
+            ):
+                return response.text
         self._log(f"a call has failed: {ask}")
         await asyncio.sleep(_AFTER_FAILURE_S)
         return ""
@@ -337,10 +339,10 @@ class _World:
                     return False
                 url = f"{engine['url']}/fake/faults"
                 try:
-                    answer = await self._gateway.http.post(url, json={"lag_s": self._plan.lag_s})
+                    response = await self._gateway.http.post(url, json={"lag_s": self._plan.lag_s})
                 except httpx.TransportError:
                     return False
-                answer.raise_for_status()
+                response.raise_for_status()
             return True
 
         await self._until(is_set, "every engine has its fault")

@@ -326,7 +326,7 @@ class Cluster:
         """Check that a client's complete reply is committed, as the client received it."""
         stored = self.turns.get(work.call.call_id)
         if stored is None or not stored.whole or stored.ids != got:
-            kind = "wrong_answer" if stored and stored.whole and len(stored.ids) >= len(got) else "lost"
+            kind = "wrong_reply" if stored and stored.whole and len(stored.ids) >= len(got) else "lost"
             self.report.wrong(kind, f"{work.call.call_id}: a client received {got}, and {stored} is recorded")
 
     def begins(self, process: Process, engine: str) -> None:

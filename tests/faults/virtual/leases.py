@@ -118,7 +118,7 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
     @precondition(lambda self: self.stack and self.known.leases)
     @rule(kind=st.sampled_from(["ack", "ack", "ack", "nack", "renew"]), which=st.integers(0, 3), times=st.integers(1, 2),
           old=st.booleans(), checkpoint=st.sampled_from(["one", "one", "two"]), received=st.booleans())  # fmt: skip
-    def answer(self, kind: str, which: int, times: int, old: bool, checkpoint: str, received: bool) -> None:
+    def response(self, kind: str, which: int, times: int, old: bool, checkpoint: str, received: bool) -> None:
         lease = self.known.leases[-1 - which % len(self.known.leases)]
         for _ in range(times):
             self.send(Request(kind, lease, f"{lease.lease_id}-{checkpoint}", received=received), old=old)

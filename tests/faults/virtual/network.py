@@ -19,7 +19,7 @@ import aiohttp
 HERE: ContextVar[str] = ContextVar("here")
 """The name of the process whose code runs."""
 HEARTBEAT_S = 7.5
-"""The heartbeat of 5 s, and half of it for the answer."""
+"""The heartbeat of 5 s, and half of it for the response."""
 _LOOK_S = 0.5
 
 

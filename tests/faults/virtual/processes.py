@@ -28,8 +28,9 @@ from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
 from gateway.generation.completion import Completion
 from gateway.generation.pool import EnginePool
-from gateway.generation.replies import Replies, RequestKey
+from gateway.generation.replies import Replies
 from gateway.generation.reply import Choices, Reader
+from gateway.generation.request_key import RequestKey
 from gateway.observe.events import EventFeed
 from gateway.render.segmenter import Piece
 from gateway.render.tool_alarm import ToolAlarm
@@ -168,7 +169,7 @@ class Work:
             common = min(len(got), len(self.received))
             if got[:common] != self.received[:common]:
                 detail = f"{self.call.call_id}: two clients received different tokens"
-                cluster.report.wrong("wrong_answer", detail)
+                cluster.report.wrong("wrong_reply", detail)
             self.received = max(got, self.received, key=len)
         if choices.delivered:
             cluster.delivered(self, got)

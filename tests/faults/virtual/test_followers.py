@@ -84,7 +84,7 @@ def test_what_arrives_is_not_taken_if_the_link_comes_back_in_the_middle_of_an_up
         assert machine.c.servers[0].weights == 1
 
 
-def test_an_end_is_answered_when_all_is_recorded() -> None:
+def test_an_end_is_served_when_all_is_recorded() -> None:
     with links("abort") as machine:
         machine.call(1, 150, False, True)
         machine.advance(0.5)
@@ -108,7 +108,7 @@ def test_an_episode_that_ended_while_there_was_no_link_ends_when_it_is_back() ->
         assert len(machine.alive()[1].works[0].call.turn.ids) < 100
 
 
-def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
+def test_a_late_response_settles_no_request_of_the_next_link() -> None:
     """Each link numbers its requests from 1: an end that was requested on the last one must not pass for another one's end."""
     with links("abort") as machine:
         coordinator, follower = machine.alive()[0], machine.alive()[1]

@@ -59,7 +59,7 @@ def test_an_end_that_is_sent_twice_returns_when_its_calls_are_recorded() -> None
         machine.advance(8.0)
 
 
-def test_an_ack_whose_answer_was_lost_is_answered_as_done() -> None:
+def test_an_ack_whose_response_was_lost_is_served_as_done() -> None:
     """Sent again it was refused, though the batch was consumed: the trainer would have gone back to its last checkpoint."""
     machine = LeaseMachine()
     try:
@@ -67,7 +67,7 @@ def test_an_ack_whose_answer_was_lost_is_answered_as_done() -> None:
         machine.groups_are_rewarded(1)
         machine.lease("a", old=False, received=True)
         machine.commit(old=False, count=3)
-        machine.answer("ack", 0, 2, old=False, checkpoint="one", received=True)
+        machine.response("ack", 0, 2, old=False, checkpoint="one", received=True)
         machine.commit(old=False, count=3)
         machine.commit(old=False, count=3)  # what was not trained is read before the ack is written
         machine.another_coordinates(dies=True)
@@ -87,7 +87,7 @@ def test_a_lease_that_is_given_while_the_last_one_is_being_acked_is_not_forgotte
         machine.groups_are_rewarded(1)
         machine.lease("a", old=False, received=True)
         machine.commit(old=False, count=3)
-        machine.answer("ack", 0, 1, old=False, checkpoint="one", received=True)
+        machine.response("ack", 0, 1, old=False, checkpoint="one", received=True)
         machine.lease("a", old=False, received=True)
         machine.commit(old=False, count=3)
         held = machine.now.leases.current()

@@ -1,4 +1,4 @@
-"""Measurement windows: chunks count when they arrive, not when their answer ends; and the lag of the event loop."""
+"""Measurement windows: chunks count when they arrive, not when their response ends; and the lag of the event loop."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections import Counter
 import pytest
 
 from bench.lagging import EVERY_S, LagSampler
-from bench.load import Answer, RequestFailed, Shape, measure
+from bench.load import RequestFailed, Response, Shape, measure
 from bench.memory import Point, size_at
 
 CHUNKS = 8
 STREAMS = 4
 
 
-def test_an_answers_share_is_what_came_inside() -> None:
-    answer = Answer(0.1, 1.0, 4, 4, 3.0, [1.0, 2.0, 3.0], [2, 1, 1])
-    assert answer.share(0.0, 9.0) == 1.0
-    assert answer.share(1.5, 2.5) == 0.25
-    assert answer.share(0.0, 2.0) == 0.5
-    whole = Answer(0.1, 1.0, 1, 4, 3.0, [], [])
+def test_the_share_of_a_response_is_what_came_inside() -> None:
+    response = Response(0.1, 1.0, 4, 4, 3.0, [1.0, 2.0, 3.0], [2, 1, 1])
+    assert response.share(0.0, 9.0) == 1.0
+    assert response.share(1.5, 2.5) == 0.25
+    assert response.share(0.0, 2.0) == 0.5
+    whole = Response(0.1, 1.0, 1, 4, 3.0, [], [])
     assert (whole.share(2.0, 4.0), whole.share(3.5, 4.0)) == (1.0, 0.0)
 
 
 class Scripted:
-    """A target whose answers are counted by their `x`."""
+    """A target whose responses are counted by their `x`."""
 
     name = "scripted"
 
@@ -68,13 +68,13 @@ async def test_a_window_counts_what_came_in_it() -> None:
         target = Scripted(server.sockets[0].getsockname()[1])
         window = await measure(target, Shape(STREAMS, 8, True), 0.2, {"none": lambda: 0.0})
     assert window.failures == {}
-    assert len(window.answers) <= served.total() - STREAMS, "the first answer of each stream came before"
+    assert len(window.responses) <= served.total() - STREAMS, "the first answer of each stream came before"
     assert window.tokens == pytest.approx(3 * window.chunks)
-    assert len(window.answers) >= window.requests > 0
-    assert len(window.answers) - window.requests <= STREAMS, "at most what was under way came later"
-    at_most = sum(answer.chunks for answer in window.answers)
+    assert len(window.responses) >= window.requests > 0
+    assert len(window.responses) - window.requests <= STREAMS, "at most what was under way came later"
+    at_most = sum(response.chunks for response in window.responses)
     assert at_most - 2 * STREAMS * CHUNKS <= window.chunks <= at_most
-    assert all(0 < answer.first_s <= answer.whole_s for answer in window.answers)
+    assert all(0 < response.first_s <= response.whole_s for response in window.responses)
 
 
 async def test_a_loop_that_is_held_up_counts_every_moment_of_it() -> None:

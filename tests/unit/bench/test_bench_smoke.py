@@ -124,11 +124,11 @@ async def mark(request, call_next):
     return answer
 uvicorn.run(app, port=int(options.port), log_level="warning")
 """
-"""A stand-in for LiteLLM whose part in Rust answers streams alone."""
+"""A stand-in for LiteLLM whose part in Rust serves streams alone."""
 
 
 @pytest.mark.long
-def test_what_python_answered_is_not_reported_as_rusts(tmp_path: Path) -> None:
+def test_what_python_responded_is_not_reported_as_rusts(tmp_path: Path) -> None:
     program = tmp_path / "litellm"
     program.write_text(LITELLM.format(python=sys.executable, root=ROOT))
     program.chmod(0o755)
@@ -158,12 +158,12 @@ def test_what_python_answered_is_not_reported_as_rusts(tmp_path: Path) -> None:
     ]
 
 
-def test_direct_answers_are_counted_by_token() -> None:
+def test_direct_responses_are_counted_by_token() -> None:
     body = b'data: {"choices":[{"token_ids":[1,2]}]}\n\ndata: {"choices":[{"token_ids":[3]}]}\n\ndata: [DONE]\n\n'
     assert DirectTarget(1, PROMPTS).count(events_of(body), True) == (2, 3)
 
 
-def test_gateway_answers_are_counted_by_their_usage() -> None:
+def test_gateway_responses_are_counted_by_their_usage() -> None:
     body = (
         b": keep-alive\n\n"
         b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'

@@ -72,7 +72,7 @@ def assert_refused(out: str, err: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "what"),
+    ("response", "what"),
     [
         (H100, None),
         (H100.replace("9.0", "7.5"), "compute capability 8.0"),
@@ -83,8 +83,8 @@ def assert_refused(out: str, err: str) -> None:
         (2 * H100.replace("81559", "16384"), "38 GiB"),
     ],
 )
-def test_a_gpu_that_cannot_run_the_check_is_refused_by_what_it_lacks(answer: str, what: str | None) -> None:
-    lacks = machine.missing(machine.Machine(machine.parse(answer), "", "Linux x86_64", (3, 11)))
+def test_a_gpu_that_cannot_run_the_check_is_refused_by_what_it_lacks(response: str, what: str | None) -> None:
+    lacks = machine.missing(machine.Machine(machine.parse(response), "", "Linux x86_64", (3, 11)))
     assert [bool(what and what in lack) for lack in lacks] == ([] if what is None else [True])
 
 

@@ -90,7 +90,7 @@ async def test_a_pause_gives_requests_back_or_freezes_them() -> None:
 
 @pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("form", [ChatTarget, MessagesTarget])
-async def test_an_answer_is_the_reply_whole_and_streamed(form: type[ChatTarget], tools: bool) -> None:
+async def test_a_response_is_the_reply_whole_and_streamed(form: type[ChatTarget], tools: bool) -> None:
     settings = EngineSettings(chunk_ms=0.1, tools=tools)
     target = form("mock", 1, PROMPTS, kind=ChatKind(tools, reply=settings.reply))
     tokens = TOOL_TOKENS if tools else 12
@@ -99,8 +99,8 @@ async def test_an_answer_is_the_reply_whole_and_streamed(form: type[ChatTarget],
             head, _, body = target.request(0, tokens, streamed).partition(b"\r\n\r\n")
             path = head.split()[1].decode()
             assert path == ("/v1/messages" if form is MessagesTarget else "/v1/chat/completions")
-            answer = (await http.post(path, content=body)).content
-            events = events_of(answer) if streamed else [answer]
+            response = (await http.post(path, content=body)).content
+            events = events_of(response) if streamed else [response]
             chunks, counted = target.count(events, streamed)
             assert counted == tokens
             expected = sum(1 for delta in settings.reply(tokens).deltas if delta and any(delta.values()))
@@ -168,7 +168,7 @@ def chat(*deltas: dict[str, Any], tokens: int) -> list[bytes]:
     return [*events, orjson.dumps({"choices": [], "usage": {"completion_tokens": tokens}}), b"[DONE]"]
 
 
-def test_an_answer_that_lost_a_word_is_a_failure() -> None:
+def test_a_response_that_lost_a_word_is_a_failure() -> None:
     target = ChatTarget("any", 1, PROMPTS, kind=ChatKind(reply=EngineSettings().reply))
     text = plain(6, False).joined("content")
     halves = {"content": text[:4]}, {"content": text[4:]}

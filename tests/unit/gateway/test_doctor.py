@@ -86,10 +86,10 @@ async def test_a_store_that_another_gateway_has_unless_it_is_the_one_at_the_addr
         problem = only(await machine.examine_database(given), "problem")
         assert f"gateway.db is used by the process {os.getpid()}" in problem.what
 
-        async def answers(_host: str, _port: int) -> bool:
+        async def responses(_host: str, _port: int) -> bool:
             return True
 
-        monkeypatch.setattr(machine, "gateway_answers", answers)
+        monkeypatch.setattr(machine, "gateway_responds", responses)
         _, finding = await machine.examine_database(given)
         assert (finding.level, str(os.getpid()) in finding.what) == ("ok", True)
 
@@ -100,9 +100,9 @@ async def test_an_address_that_another_program_has(tiny_model: Path, tmp_path: P
     (found,) = await machine.examine_address(given)
     assert (found.level, f"127.0.0.1:{port} is free" in found.what) == ("ok", True)
     with socket.create_server(("127.0.0.1", port)) as other:
-        answering = asyncio.create_task(asyncio.to_thread(lambda: other.accept()[0].close()))
+        responding = asyncio.create_task(asyncio.to_thread(lambda: other.accept()[0].close()))
         assert "taken by another program" in only(await machine.examine_address(given), "problem").what
-        await answering
+        await responding
 
 
 async def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:

@@ -107,15 +107,15 @@ async def test_a_worker_that_fails_once_the_service_was_up_is_started_again(
     assert await stopped(made, running) == 0
 
 
-async def test_a_child_that_has_answered_and_does_so_no_more_is_killed(
+async def test_a_child_that_has_responded_and_does_so_no_more_is_killed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(workers, "_SICK_S", 0.0)
-    answers, looks = iter([False, True, True]), []
+    responses, looks = iter([False, True, True]), []
 
     def well() -> bool:
-        looks.append(next(answers, False))
+        looks.append(next(responses, False))
         return looks[-1]
 
     stub = Stub("worker-1", SLEEP, well)
@@ -123,7 +123,7 @@ async def test_a_child_that_has_answered_and_does_so_no_more_is_killed(
     running = asyncio.create_task(made.run())
     silent = await stub.started.get()
     assert await silent.wait() == -signal.SIGKILL
-    again = await stub.started.get()  # which has never answered, so it is given all the time that it needs
+    again = await stub.started.get()  # which has never responded, so it is given all the time that it needs
     before = len(looks)
     await until(lambda: len(looks) > before + 5, "it was looked at again and again")
     assert again.returncode is None

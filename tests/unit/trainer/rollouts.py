@@ -41,8 +41,8 @@ async def episodes(
         }
         headers = {"Authorization": f"Bearer {api_key}"}
         async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=LONG_S) as http:
-            answer = (await http.post("chat/completions", json=body)).raise_for_status().json()
-        text = answer["choices"][0]["message"]["content"] or ""
+            response = (await http.post("chat/completions", json=body)).raise_for_status().json()
+        text = response["choices"][0]["message"]["content"] or ""
         return zlib.crc32(text.encode()) / 2**32
 
     agent = FunctionAgent(solve)

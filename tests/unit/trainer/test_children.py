@@ -59,7 +59,7 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
     async def start(*given: Any) -> Any:
         started.append(given)
 
-        async def ready(_answers: Any, limit_s: float, _report: Any) -> None:
+        async def ready(_responds: Any, limit_s: float, _report: Any) -> None:
             started.append(limit_s)
 
         return SimpleNamespace(stop=None, ready=ready)
@@ -104,10 +104,10 @@ async def test_a_trainer_that_sends_to_engines_has_a_server_that_requires_its_ke
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             assert (await http.post("/versions/1/send", json=ask)).status_code == 401
             http.headers["Authorization"] = "Bearer of-the-weights"
-            answer = await http.post("/versions/1/send", json=ask)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_version")
-            answer = await http.post("/versions/1/send", json={**ask, "backend": "smoke"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_value")
+            response = await http.post("/versions/1/send", json=ask)
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "no_version")
+            response = await http.post("/versions/1/send", json={**ask, "backend": "smoke"})
+            assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_value")
 
 
 async def test_the_driver_gets_the_runs_seed_its_time_limit_and_where_the_order_is_kept(

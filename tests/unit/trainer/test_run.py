@@ -345,9 +345,9 @@ async def test_positions_for_other_rows_than_the_engines_are_refused(
         refused = pytest.raises(
             ConfigError, match=r"max_model_len = 4096, but engines accept rows of 2048 tokens"
         )
-        for wanted, answer in ((longest, nullcontext()), (2 * longest, refused)):
+        for wanted, response in ((longest, nullcontext()), (2 * longest, refused)):
             model = settings.model.model_copy(update={"max_model_len": wanted})
-            with answer:
+            with response:
                 async with loop_of(gateway, settings.model_copy(update={"model": model})):
                     pass
 

@@ -35,18 +35,18 @@ def details_of(groups: Sequence[Group], wanted: int) -> BatchDetails:
     return details
 
 
-def answered(node: Node, **changes: object) -> Node:
+def responded(node: Node, **changes: object) -> Node:
     return replace(node, **{"finish_reason": "stop", **changes})  # type: ignore[arg-type]
 
 
 def test_each_call_is_a_row_with_what_was_new_to_it() -> None:
-    """Two turns, of which the second saw a tool's answer; a branch without a reply to a client is not a call."""
+    """Two turns, of which the second saw a tool's response; a branch without a reply to a client is not a call."""
     tree = (
         prompt(0, -1, 0, [1, 2, 3, 4]),
-        answered(sampled(1, 0, 3, [5, 6], flags=[0, TokenFlag.LATE]), reward=0.25),
+        responded(sampled(1, 0, 3, [5, 6], flags=[0, TokenFlag.LATE]), reward=0.25),
         prompt(2, 1, 2, [7]),
         prompt(3, 2, 1, [8, 9]),
-        answered(sampled(4, 3, 1, [10, 11, 12]), finish_reason="length"),
+        responded(sampled(4, 3, 1, [10, 11, 12]), finish_reason="length"),
         sampled(5, 0, 2, [13], mask_reason="abandoned"),
     )
     tree[4].versions[:] = [3, 5, 4]

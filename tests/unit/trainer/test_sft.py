@@ -256,14 +256,14 @@ async def test_the_model_replies_what_it_learned_and_a_gateway_starts_with_it(
     assert status == 0, output
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out).eval()
-    for question, answer in ANSWERS.items():
+    for question, response in ANSWERS.items():
         messages = [{"role": "user", "content": question}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         generated = model.generate(
             ids, max_new_tokens=40, do_sample=False, pad_token_id=256, eos_token_id=258
         )
-        assert tokenizer.decode(generated[0, ids.shape[1] :]) == f"<think>\n\n</think>\n\n{answer}{END}"
+        assert tokenizer.decode(generated[0, ids.shape[1] :]) == f"<think>\n\n</think>\n\n{response}{END}"
     losses = [line["loss"] for line in lines(tmp_path)]
     assert len(losses) == 60
     assert losses[0] > 3 > 0.05 > losses[-1]

@@ -66,14 +66,14 @@ async def test_no_response_allows_scripts_of_other_hosts_or_attributes(
 
 
 async def test_the_way_to_the_page_holds_behind_a_prefix(http: httpx.AsyncClient) -> None:
-    answer = await http.get("/console")
-    assert (answer.status_code, answer.headers["location"]) == (307, "console/")
+    response = await http.get("/console")
+    assert (response.status_code, response.headers["location"]) == (307, "console/")
 
 
-async def test_without_built_files_the_answer_names_the_command(
+async def test_without_built_files_the_response_names_the_command(
     http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    answer = await http.get("/console/")
-    assert (answer.status_code, "make console" in answer.text) == (503, True)
+    response = await http.get("/console/")
+    assert (response.status_code, "make console" in response.text) == (503, True)
     build(tmp_path)
     assert (await http.get("/console/")).status_code == 200

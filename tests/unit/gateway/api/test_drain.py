@@ -97,8 +97,8 @@ async def test_a_request_that_waits_for_an_event_gets_an_error_at_the_end() -> N
         assert await drain.ended(3600.0)
         assert not poll.done()
         drain.end()
-        answer = await poll
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+        response = await poll
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "stopping")
         assert (await http.get("/admin/v1/lease")).status_code == 503
 
 
@@ -121,10 +121,10 @@ async def test_a_call_without_a_response_gets_an_error_at_the_end_and_a_stream_c
         drain.begin()
         assert not await drain.ended(0.0)
         drain.end()
-        answer = await call
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
-        assert int(answer.headers["retry-after"]) >= 1
-        assert "x-headgate-not-begun" not in answer.headers  # it may have taken effect
+        response = await call
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "stopping")
+        assert int(response.headers["retry-after"]) >= 1
+        assert "x-headgate-not-begun" not in response.headers  # it may have taken effect
         go_on.set()
         assert (await stream).content == b"whole"
         assert drain.running == 0

@@ -43,9 +43,9 @@ class Process:
             if self._reads:
                 await whole(receive)
             self.called.set()
-        await Draining(self._answer, self.drain)(scope, receive, send)
+        await Draining(self._respond, self.drain)(scope, receive, send)
 
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         self.bodies.append(await whole(receive))
@@ -77,7 +77,7 @@ async def whole(receive: Any) -> bytes:
 async def world(
     *processes: Process, **given: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Here, list[bytes]]]:
-    """Yield a client of a process that follows the first of others; what is answered here is in the list."""
+    """Yield a client of a process that follows the first of others; what is served here is in the list."""
     async with AsyncExitStack() as stack:
         for process in processes:
             port = free_port()
@@ -115,8 +115,8 @@ async def test_a_request_that_a_stopping_process_did_not_begin_goes_to_its_succe
     async with world(first, second) as (client, here, own):
         request = asyncio.create_task(client.post(URL, content=parts()))
         await changed(first, lambda: setattr(here, "url", second.url))
-        answer = await request
-        assert (answer.status_code, answer.content) == (200, 3 * BODY)
+        response = await request
+        assert (response.status_code, response.content) == (200, 3 * BODY)
         assert (first.bodies, second.bodies, own) == ([], [3 * BODY], [])
 
 
@@ -134,9 +134,9 @@ async def test_a_request_that_waits_too_long_gets_503_with_retry_after() -> None
     first = Process()
     first.drain.begin()
     async with world(first, wait_s=0.0) as (client, _, own):
-        answer = await client.post(URL, content=BODY)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_coordinator")
-        assert int(answer.headers["retry-after"]) >= 1
+        response = await client.post(URL, content=BODY)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_coordinator")
+        assert int(response.headers["retry-after"]) >= 1
         assert own == []
 
 
@@ -146,14 +146,14 @@ async def test_a_body_over_the_limit_is_not_sent_on() -> None:
         forward = forwarding(own, here)
         limited = httpx.ASGITransport(BodyLimit(forward, 1000))  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=limited, headers={"Authorization": f"Bearer {KEY}"}) as client:
-            answer = await client.post(URL, content=parts())
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_large")
+            response = await client.post(URL, content=parts())
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "body_too_large")
         await forward.close()
         assert first.bodies == own == []
 
 
 async def test_what_may_have_been_done_is_not_done_again() -> None:
-    """A process takes the request, and goes away before it answers."""
+    """A process takes the request, and goes away before it responds."""
     first, second, called = Process(), Process(), []
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -165,8 +165,8 @@ async def test_what_may_have_been_done_is_not_done_again() -> None:
     async with await asyncio.start_server(take, "127.0.0.1", port), world(first, second) as found:
         client, here, own = found
         here.url = f"http://127.0.0.1:{port}"
-        answer = await client.post(URL, content=BODY)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "coordinator_lost")
+        response = await client.post(URL, content=BODY)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "coordinator_lost")
         assert (len(called), first.bodies, second.bodies, own) == (1, [], [], [])
 
 
@@ -176,13 +176,13 @@ async def test_a_process_that_coordinates_no_more_passes_nothing_on(path: str) -
     first = Process()
     async with world(first) as (client, _, own):
         headers = {"x-headgate-forwarded": "the-key-of-the-cluster"}
-        answer = await client.post(f"http://gateway{path}", headers=headers, content=BODY)
-        assert answer.status_code == 503 and answer.headers["x-headgate-not-begun"]
+        response = await client.post(f"http://gateway{path}", headers=headers, content=BODY)
+        assert response.status_code == 503 and response.headers["x-headgate-not-begun"]
         assert (first.bodies, own) == ([], [])
 
 
 class Slow:
-    """A process that answers when its client has left."""
+    """A process that responds when its client has left."""
 
     def __init__(self) -> None:
         self.called, self.left = asyncio.Event(), asyncio.Event()
@@ -202,14 +202,14 @@ async def leave(port: int, called: asyncio.Event) -> None:
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     writer.write(f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
     await called.wait()
-    # A reset: one that only closes may still read its answer, as far as the server knows.
+    # A reset: one that only closes may still read its response, as far as the server knows.
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
 
 
 @pytest.mark.parametrize("by", ["coordinator", "elsewhere"])
 async def test_the_other_process_sees_that_the_client_has_left(by: str) -> None:
-    """Also before anything is answered, so that what is not streamed ends with its client."""
+    """Also before anything is served, so that what is not streamed ends with its client."""
     slow, back, front = Slow(), free_port(), free_port()
     place = Here(f"http://127.0.0.1:{back}")
 

@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.middleware.release import Release
-from gateway.api.scope import keep_ticket
+from gateway.api.scope import Release, keep_ticket
 from gateway.tenancy.limits import Ticket
 from headgate.errors import OwnedByPeer
 

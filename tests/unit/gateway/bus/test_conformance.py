@@ -162,7 +162,7 @@ async def test_a_body_is_always_a_prefix_of_what_its_owner_wrote(connect: Connec
         assert outcome == ["written"]
         body = (await only(bus)).body
         assert body == whole[: len(body)]
-        if dice.random() < 0.7:  # else the answer was lost
+        if dice.random() < 0.7:  # else the response was lost
             known = sent
     assert (await only(bus)).body == whole
 

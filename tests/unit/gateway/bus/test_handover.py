@@ -15,8 +15,9 @@ import pytest
 from gateway.bus.base import Entry, Outcome, Process
 from gateway.bus.memory import MemoryBus
 from gateway.config import BusSettings
-from gateway.generation.call_log import LoggedCall
-from gateway.generation.handover import CallLog, Handover
+from gateway.generation.call_log import CallLog
+from gateway.generation.handover import Handover
+from gateway.generation.log_format import LoggedCall
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
 from headgate.errors import BusUnavailable, Unavailable
@@ -160,7 +161,7 @@ async def test_a_process_that_stood_still_while_its_call_was_taken_shows_no_more
     call.sample(1, 2)
     track.mark_dirty()
     assert await one.flush()
-    assert (call.shown, track.taken, len(found)) == (0, True, 1)
+    assert (call.shown, track.taken_over, len(found)) == (0, True, 1)
 
 
 async def test_a_lost_log_is_written_again(one: Handover, bus: Bus) -> None:
@@ -218,7 +219,7 @@ async def test_who_slept_until_its_call_was_over_elsewhere_shows_no_more_of_it(
     call.sample(1, 2)
     track.mark_dirty()
     assert await one.flush() and await one.flush()
-    assert (call.shown, track.taken) == (0, True)
+    assert (call.shown, track.taken_over) == (0, True)
 
 
 async def test_who_slept_asks_before_it_records(one: Handover, two: Handover, bus: Bus) -> None:

@@ -37,11 +37,11 @@ class Store:
         return _given(self.claims)
 
 
-def _given(answers: deque[Any]) -> Any:
-    answer = answers.popleft() if len(answers) > 1 else answers[0]
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def _given(responses: deque[Any]) -> Any:
+    response = responses.popleft() if len(responses) > 1 else responses[0]
+    if isinstance(response, Exception):
+        raise response
+    return response
 
 
 def other(left_s: float, fence: int = 3, holder: str = "other") -> Coordinator:
@@ -79,7 +79,7 @@ def election(store: Store) -> Election:
 def test_another_lease_is_followed_and_an_unconfirmed_own_lease_is_not(
     loop: VirtualLoop, store: Store, election: Election
 ) -> None:
-    """The answer to a claim may have been lost: then the place is its own, by a fence that it cannot know to be its own."""
+    """The response to a claim may have been lost: then the place is its own, by a fence that it cannot know to be its own."""
     store.seen.extend([other(2.0, holder="me"), other(1.0, holder="me"), other(2.0)])
     assert loop.run(election.decide(), 60) == other(2.0)
 

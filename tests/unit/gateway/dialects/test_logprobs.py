@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import ModelSettings
-from gateway.dialects.chat import ChatAnswer, ChatRequest
+from gateway.dialects.chat import ChatOutput, ChatRequest
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
 from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
@@ -107,7 +107,7 @@ def test_the_bytes_of_all_tokens_are_the_text(name: str, data: st.DataObject) ->
     raw = data.draw(st.booleans())
     streamed = delivered(Segmenter(chat, reasoning=False, stop=stop, raw=raw), ids, cuts)
     whole = delivered(Segmenter(chat, reasoning=False, stop=stop, raw=raw), ids, [])
-    assert b"".join(sampled.own for sampled in aligned(chat, streamed)) == text_of(streamed).encode()
+    assert b"".join(sampled.bytes for sampled in aligned(chat, streamed)) == text_of(streamed).encode()
     assert aligned(chat, streamed) == aligned(chat, whole)
     assert [sampled.token for sampled in aligned(chat, streamed)] == [i for d in streamed for i in d.ids]
 
@@ -122,7 +122,7 @@ def test_a_token_has_its_own_bytes_and_stands_where_its_character_begins(text: s
     ids = chat.encode(text)
     found = aligned(chat, delivered(Segmenter(chat, reasoning=False), ids, []))
     own = [bytes(alphabet[letter] for letter in chat.backend.id_to_token(token)) for token in ids]
-    assert [sampled.own for sampled in found] == own
+    assert [sampled.bytes for sampled in found] == own
     before = [len(b"".join(own[:i]).decode(errors="ignore")) for i in range(len(own))]
     assert [sampled.offset for sampled in found] == before
 
@@ -148,7 +148,7 @@ def test_thoughts_are_text_and_marks_and_calls_are_none(text: str, data: st.Data
     cuts = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=8)))
     deliveries = delivered(Segmenter(chat, reasoning=False, tools=TOOLS), ids, cuts)
     found = aligned(chat, deliveries)
-    assert b"".join(sampled.own for sampled in found) == text_of(deliveries).encode()
+    assert b"".join(sampled.bytes for sampled in found) == text_of(deliveries).encode()
     assert [sampled.token for sampled in found] == ids
 
 
@@ -157,7 +157,7 @@ def test_a_piece_keeps_its_leading_space_and_the_first_one_what_the_text_has() -
     ids = chat.encode("a the b")
     deliveries = delivered(Segmenter(chat, reasoning=False), ids, [])
     assert text_of(deliveries) == "a the b"
-    assert [sampled.own for sampled in aligned(chat, deliveries)][2:5] == [b" t", b"he", b" "]
+    assert [sampled.bytes for sampled in aligned(chat, deliveries)][2:5] == [b" t", b"he", b" "]
     assert chat.token_bytes(ids[2]) == b" t"
 
 
@@ -175,16 +175,16 @@ def test_what_a_stop_string_cuts_off_is_in_no_bytes_of_a_chat(stream: bool) -> N
         top = [[(token, -1.0)] for token in delivery.ids]
         reply.deliver(reply.compose(delivery.pieces, delivery.ids, delivery.logprobs, top))
     reply.end("stop")
-    entries = asyncio.run(logprobs_of(ChatAnswer(Choices([reply.read()]), request, chat), stream))
+    entries = asyncio.run(logprobs_of(ChatOutput(Choices([reply.read()]), request, chat), stream))
     assert b"".join(bytes(entry["bytes"]) for entry in entries) == "日本".encode()
     assert len(entries) == len(ids) - 1
     assert [entry["top_logprobs"][0]["bytes"] for entry in entries[:2]] == [[0xE6], [0x97]]
 
 
-async def logprobs_of(answer: ChatAnswer, stream: bool) -> list[dict[str, Any]]:
+async def logprobs_of(response: ChatOutput, stream: bool) -> list[dict[str, Any]]:
     if not stream:
-        return list((await answer.complete())["choices"][0]["logprobs"]["content"])
-    events = b"".join([part async for part in answer.events()]).decode().split("\n\n")
+        return list((await response.complete())["choices"][0]["logprobs"]["content"])
+    events = b"".join([part async for part in response.events()]).decode().split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
     return [
         entry
@@ -202,4 +202,4 @@ def test_a_log_probability_is_always_a_number(unusable: float) -> None:
     aligner = LogprobAligner(chat)
     found = aligner.add(Delivery(pieces, ids, [unusable] * len(ids), [[(ids[0], unusable)]] * len(ids)))
     found += aligner.end()
-    assert [(one.logprob, one.others[0][1]) for one in found] == [(-9999.0, -9999.0)] * len(ids)
+    assert [(one.logprob, one.alternatives[0][1]) for one in found] == [(-9999.0, -9999.0)] * len(ids)

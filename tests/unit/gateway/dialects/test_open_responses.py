@@ -131,7 +131,7 @@ def _members(annotation: Any, ending: str) -> list[type[BaseModel]]:
 
 
 def refusal(body: dict[str, Any]) -> BadRequest | None:
-    """Return the error that the gateway answers, if it does."""
+    """Return the error that the gateway responds, if it does."""
     values = {"model": "m", "input": "hi", **body}
     try:
         parsed = parse(dict(values))

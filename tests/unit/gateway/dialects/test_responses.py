@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from gateway.dialects.forms import any_object
 from gateway.dialects.responses import _UNSUPPORTED, ResponsesRequest, generation_request, parse
-from gateway.dialects.responses_input import answer_of, items, messages, named
+from gateway.dialects.responses_input import items, messages, response_of, with_ids
 from gateway.dialects.responses_tools import Toolbox
 from gateway.render.constraints import ContentForm
 from headgate.errors import BadRequest
@@ -135,11 +135,11 @@ def test_ids_show_where_one_reply_ends_and_the_next_begins() -> None:
 )
 def test_listed_items_are_what_the_sdk_knows(given: Any) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(ResponseItem)
-    shown = named(items(given), "resp_00ff")
+    shown = with_ids(items(given), "resp_00ff")
     for item in shown:
         assert adapter.validate_python(item).model_dump(exclude_unset=True) == item
     assert len({item["id"] for item in shown}) == len(shown)
-    assert all(answer_of(item) == "resp_00ff" for item in shown if item["id"] != "rs_mine")
+    assert all(response_of(item) == "resp_00ff" for item in shown if item["id"] != "rs_mine")
     assert messages(items(shown)) == messages(items(given)), "the list means the same"
 
 

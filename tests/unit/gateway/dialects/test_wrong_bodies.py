@@ -300,7 +300,7 @@ SHOWN = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text"
 def test_an_image_is_refused_for_what_the_gateway_cannot_do_and_not_for_the_model(
     ask: Any, values: dict[str, Any], param: str
 ) -> None:
-    """A model that could see cannot be blamed while its engine is given none. Tools of coding agents answer with images too."""
+    """A model that could see cannot be blamed while its engine is given none. Tools of coding agents return images too."""
     with pytest.raises(BadRequest) as refused:
         ask(**values)
     assert (refused.value.code, refused.value.param) == ("unsupported_content", param)

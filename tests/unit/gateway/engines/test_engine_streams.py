@@ -1,4 +1,4 @@
-"""Streams of events from engines: which connections are used again, and what becomes of answers that are not whole."""
+"""Streams of events from engines: which connections are used again, and what becomes of responses that are not whole."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def part(content: bytes) -> bytes:
 
 
 class Server:
-    """Respond to each request with the next of `answers`, which are bytes or write them."""
+    """Respond to each request with the next of `responses`, which are bytes or write them."""
 
-    def __init__(self, *answers: bytes | Callable[[Server, asyncio.StreamWriter], Awaitable[None]]) -> None:
+    def __init__(self, *responses: bytes | Callable[[Server, asyncio.StreamWriter], Awaitable[None]]) -> None:
         self.requests: list[tuple[int, bytes]] = []
         """The number of the connection, and the request."""
         self.left = asyncio.Event()
         """A client has closed its connection."""
-        self._answers = list(answers)
+        self._responses = list(responses)
         self._connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,11 +42,11 @@ class Server:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 self.requests.append((number, head + await reader.readexactly(size)))
-                answer = self._answers.pop(0)
-                if isinstance(answer, bytes):
-                    writer.write(answer)
+                response = self._responses.pop(0)
+                if isinstance(response, bytes):
+                    writer.write(response)
                 else:
-                    await answer(self, writer)
+                    await response(self, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             self.left.set()
         finally:
@@ -93,14 +93,14 @@ async def test_a_long_event_comes_whole_wherever_it_is_cut(cut: int, monkeypatch
     """Also between the newlines that end it, and within the event that follows."""
     whole = LONG + b'data: {"n": 1}\n\n' + DONE
     pieces = [whole[:70_000], whole[70_000:140_000], whole[140_000:cut], whole[cut:], b""]
-    answer = Mock(status=200, new=False, read=AsyncMock(side_effect=pieces))
+    response = Mock(status=200, new=False, read=AsyncMock(side_effect=pieces))
     async with serving(Server()) as http:
-        monkeypatch.setattr(http._streams, "post", AsyncMock(return_value=answer))
+        monkeypatch.setattr(http._streams, "post", AsyncMock(return_value=response))
         first, second = await events(http)
     assert (len(first["n"]), second) == (200_000, {"n": 1})
 
 
-async def test_a_connection_whose_answer_ends_after_its_last_event_is_used_again() -> None:
+async def test_a_connection_whose_response_ends_after_its_last_event_is_used_again() -> None:
     ended = asyncio.Event()
 
     async def late(_: Server, writer: asyncio.StreamWriter) -> None:
@@ -131,16 +131,16 @@ async def test_who_leaves_amid_a_stream_closes_the_connection_so_that_the_engine
 
 
 @pytest.mark.parametrize(
-    ("answer", "match"),
+    ("response", "match"),
     [
         (HEAD + part(b'data: {"n": 1}\n\n'), "closed"),
         (b"not at all HTTP\r\n\r\n", "not HTTP/1.1"),
         (b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy", "503"),
     ],
 )
-async def test_what_came_of_a_broken_answer_is_read_before_it_fails(answer: bytes, match: str) -> None:
+async def test_what_came_of_a_broken_response_is_read_before_it_fails(response: bytes, match: str) -> None:
     async def breaks(_: Server, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer)
+        writer.write(response)
         await writer.drain()
         writer.close()
 
@@ -153,7 +153,7 @@ async def test_what_came_of_a_broken_answer_is_read_before_it_fails(answer: byte
     async with serving(Server(breaks)) as http:
         with pytest.raises(EngineUnreachable, match=match):
             await read(http)
-    assert found == ([{"n": 1}] if answer.startswith(HEAD) else [])
+    assert found == ([{"n": 1}] if response.startswith(HEAD) else [])
 
 
 async def test_a_refusal_is_quoted_and_a_silent_engine_given_up() -> None:
@@ -165,11 +165,11 @@ async def test_a_refusal_is_quoted_and_a_silent_engine_given_up() -> None:
         with pytest.raises(EngineRefused) as error:
             await events(http)
         assert error.value.message.endswith("400: odd")
-        with pytest.raises(EngineUnreachable, match="no answer in time"):
+        with pytest.raises(EngineUnreachable, match="no response in time"):
             await events(http)
 
 
-async def test_a_long_answer_waits_in_the_connection_for_a_slow_reader_and_is_whole() -> None:
+async def test_a_long_response_waits_in_the_connection_for_a_slow_reader_and_is_whole() -> None:
     sent = [b'data: {"n": %d, "fill": "%b"}\n\n' % (n, b"x" * 50_000) for n in range(400)]
     written = 0
 

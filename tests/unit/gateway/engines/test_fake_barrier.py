@@ -17,7 +17,7 @@ PROMPT = list(range(40, 60))
 
 
 class Streams:
-    """Requests without an end of their own, and the choices that each has answered."""
+    """Requests without an end of their own, and the choices that each has returned."""
 
     def __init__(self, engine: FakeEngine, count: int, max_tokens: int = 12) -> None:
         self.choices: list[list[dict[str, Any]]] = [[] for _ in range(count)]

@@ -53,7 +53,7 @@ async def test_experts_that_cannot_be_read_are_a_report_of_no_shape(
 ) -> None:
     """The call goes on; its routes are counted as impossible (`TurnRoutes`)."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr("gateway.engines.fake.engine.as_npy", lambda _: "bm8gYXJyYXk=")
+    monkeypatch.setattr("gateway.engines.fake.requests.as_npy", lambda _: "bm8gYXJyYXk=")
     _, chunk = await last_chunk(FakeEngine(str(tmp_path), returns_routes=True), 0)
     assert isinstance(chunk.routes, np.ndarray)
     assert chunk.routes.ndim == 1

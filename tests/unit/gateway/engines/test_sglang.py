@@ -93,7 +93,7 @@ def test_one_version_for_the_whole_is_no_account() -> None:
         (event(ROWS[:1], 2), EngineError),
     ],
 )
-def test_a_failure_is_no_answer(last: dict[str, Any], error: type[EngineError]) -> None:
+def test_a_failure_is_no_response(last: dict[str, Any], error: type[EngineError]) -> None:
     with pytest.raises(EngineError) as raised:
         StreamReader().chunk(last)
     assert type(raised.value) is error

@@ -15,7 +15,7 @@ TIED: dict[str, Any] = {"tie_word_embeddings": True}
 
 
 def interpreter(folder: Path, output: str) -> Path:
-    """Return a fake Python interpreter that answers every call with `output`."""
+    """Return a fake Python interpreter that serves every call with `output`."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\necho {output}\n")
     path.chmod(0o755)

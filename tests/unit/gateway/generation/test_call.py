@@ -120,7 +120,7 @@ async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> 
     runner.start(lambda: None)
     async with within("the call waits for an engine"):
         while not pool.waiting:
-            assert not runner._over.is_set()
+            assert not runner._ended.is_set()
             await turns(1)
         pool.slots["a"].start()
         pool.slots["a"].hold()

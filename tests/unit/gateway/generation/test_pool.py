@@ -24,13 +24,13 @@ from tests.unit.gateway.generation.pool_calls import call, opened
 
 
 class Wrong(SlotPlacer):
-    """Return for every call an engine that is not open; fail after a million answers."""
+    """Return for every call an engine that is not open; fail after a million responses."""
 
-    answers = 0
+    responses = 0
 
     def submit(self, request: PlacementRequest) -> None:
-        self.answers += 1
-        assert self.answers < 1_000_000, "no other task gets a turn"
+        self.responses += 1
+        assert self.responses < 1_000_000, "no other task gets a turn"
         request.found.set_result(self._pool.slots["e"])
 
 
@@ -43,7 +43,7 @@ async def test_a_placer_that_errs_immediately_blocks_no_other_task() -> None:
     call = Call("c", np.arange(3, dtype=np.int32), Sampling())
     asking = asyncio.create_task(pool.acquire(call), name="asking")
     await turns(11)
-    before = wrong.answers
+    before = wrong.responses
     assert 0 < before < 100
     pool.slots["e"].hold()
     pool.slots["e"].confirm(0)

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from gateway.generation.replies import RequestKey
-from gateway.generation.retry_matching import EarlierRequest, RequestState, find_repeated, is_answered
+from gateway.generation.request_key import RequestKey
+from gateway.generation.retry_matching import EarlierRequest, RequestState, find_repeated, is_retried
 
 
 def chosen(*states: RequestState, exact: bool = False) -> int | None:
@@ -44,7 +44,7 @@ def test_a_process_that_runs_equal_requests_knows_whether_a_client_left() -> Non
 
 
 @pytest.mark.parametrize(
-    ("arrived", "call_id", "answered"),
+    ("arrived", "call_id", "retried"),
     [
         (9.9, "other", False),
         (7.1, "other", False),
@@ -53,13 +53,13 @@ def test_a_process_that_runs_equal_requests_knows_whether_a_client_left() -> Non
         (None, "other", False),
     ],
 )
-def test_a_retry_that_started_over_answers_the_requests_that_arrived_before_it(
-    arrived: float | None, call_id: str, answered: bool
+def test_a_retry_that_started_over_serves_the_requests_that_arrived_before_it(
+    arrived: float | None, call_id: str, retried: bool
 ) -> None:
     """A call that began three seconds ago, at 7.0."""
     for state in RequestState:
         request = EarlierRequest("own", state, None, arrived)
-        assert is_answered(request, call_id, 3.0, now=10.0) is (answered and state is REFUSED)
+        assert is_retried(request, call_id, 3.0, now=10.0) is (retried and state is REFUSED)
 
 
 @pytest.mark.parametrize("state", [LOST, HERE, ELSEWHERE, RECORDED])

@@ -250,7 +250,7 @@ async def test_the_program_gets_the_requirements_of_a_call(coordinator: Coordina
     pool.remember(one, slot)
     one.entered("b", 7, "one.0.0")
     one.append_chunk(TokenChunk([1, 2], [-0.5, -0.5]))
-    one.left()
+    one.end_run()
     one.predicted(5)
     one.redirect("a", leaving="b")
     assert await asks(pool, one) is slot

@@ -75,7 +75,7 @@ async def test_an_engine_that_fails_to_sleep_is_stopped_without_a_grace_period(
     state: SlotState, grace_s: float
 ) -> None:
     slot, process = in_state(state), AsyncMock()
-    slot.own(process)
+    slot.set_process(process)
     slot.fail("it does not go to sleep")
     await slot.stop_to_restart()
     process.stop.assert_awaited_once_with(grace_s)

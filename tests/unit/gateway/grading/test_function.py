@@ -30,7 +30,7 @@ async def grader(name: str, workers: int = 1, timeout_s: float = 60.0) -> AsyncI
 
 
 @pytest.mark.parametrize("name", ["constant", "slowly", "noisy"])
-async def test_the_answer_is_what_the_function_returns_whatever_it_prints(name: str) -> None:
+async def test_the_response_is_what_the_function_returns_whatever_it_prints(name: str) -> None:
     async with grader(name) as one:
         for value in (0.25, -3.0, 2):
             assert (await one.grade(episode(value=value))).reward == float(value)
@@ -47,7 +47,7 @@ async def test_a_worker_serves_many_episodes_and_ends_with_the_grader() -> None:
 async def test_workers_share_the_episodes_and_their_number_is_bounded(tmp_path: Path) -> None:
     async with grader("together", workers=2) as one:
         given = episode(folder=str(tmp_path), workers=2)
-        pids = {answer.reward for answer in await asyncio.gather(*(one.grade(given) for _ in range(12)))}
+        pids = {response.reward for response in await asyncio.gather(*(one.grade(given) for _ in range(12)))}
     assert len(pids) == 2
 
 
@@ -91,7 +91,7 @@ async def test_a_function_that_hangs_is_killed_and_its_worker_replaced(
         assert first.read_text() != second.read_text()
 
 
-async def test_cancelling_a_grade_kills_its_worker_so_that_no_answer_is_taken_for_another(
+async def test_cancelling_a_grade_kills_its_worker_so_that_no_response_is_taken_for_another(
     tmp_path: Path,
 ) -> None:
     async with grader("behave") as one:

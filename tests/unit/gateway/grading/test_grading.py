@@ -10,7 +10,7 @@ import pytest
 from gateway.config import GraderSettings
 from gateway.config.settings import ConfigError, Settings
 from gateway.grading import grading as module
-from gateway.grading.base import Answer, GradingFailed
+from gateway.grading.base import GradingFailed, Score
 from gateway.grading.grading import Grading
 from tests.harness.waiting import result_of
 
@@ -18,18 +18,18 @@ MODELS = {"actor": {"path": "a"}, "planner": {"path": "b"}, "judge": {"path": "c
 
 
 class Scripted:
-    """A grader that returns the given answers, one for each episode; numbers are answers."""
+    """A grader that returns the given responses, one for each episode; numbers are responses."""
 
-    def __init__(self, *answers: float | Answer | GradingFailed) -> None:
-        self.answers = list(answers)
+    def __init__(self, *responses: float | Score | GradingFailed) -> None:
+        self.responses = list(responses)
         self.episodes: list[dict[str, Any]] = []
 
-    async def grade(self, episode: dict[str, Any]) -> Answer:
+    async def grade(self, episode: dict[str, Any]) -> Score:
         self.episodes.append(episode)
-        answer = self.answers.pop(0)
-        if isinstance(answer, GradingFailed):
-            raise answer
-        return answer if isinstance(answer, Answer) else Answer(answer)
+        response = self.responses.pop(0)
+        if isinstance(response, GradingFailed):
+            raise response
+        return response if isinstance(response, Score) else Score(response)
 
     async def close(self) -> None:
         pass
@@ -62,12 +62,12 @@ async def test_the_reward_is_the_weighted_sum() -> None:
 
 
 async def test_what_calls_earned_is_weighted_and_summed_and_calls_must_be_the_episodes_own() -> None:
-    turns, last = Answer(3.0, {"c1": 1.0, "c2": 0.5}), Answer(1.0, {"c2": 1.0})
+    turns, last = Score(3.0, {"c1": 1.0, "c2": 0.5}), Score(1.0, {"c2": 1.0})
     grade = await graded_by({"turns": Scripted(turns), "last": Scripted(last)}, turns={"weight": 0.5}).grade(
         "e", "actor"
     )
     assert (grade.reward, grade.calls) == (2.5, {"c1": 0.5, "c2": 1.25})
-    strange = graded_by({"one": Scripted(Answer(1.0, {"c3": 1.0}))}, one={"retries": 0})
+    strange = graded_by({"one": Scripted(Score(1.0, {"c3": 1.0}))}, one={"retries": 0})
     with pytest.raises(GradingFailed, match="the episode has no call 'c3'"):
         await strange.grade("e", "actor")
 
@@ -99,7 +99,7 @@ async def test_one_grader_that_fails_is_no_grade_and_all_failures_are_named() ->
         await graded_by(graders).grade("e", "actor")
 
 
-async def test_neither_an_answer_nor_a_sum_may_be_out_of_bounds() -> None:
+async def test_neither_a_response_nor_a_sum_may_be_out_of_bounds() -> None:
     with pytest.raises(GradingFailed, match=r"huge: the reward 1e\+308 is not allowed: \[rewards\]"):
         await graded_by({"huge": Scripted(1e308)}, huge={"retries": 0}).grade("e", "actor")
     with pytest.raises(
@@ -134,7 +134,7 @@ async def test_cancelling_a_grade_ends_its_tries() -> None:
                 await asyncio.Event().wait()
             finally:
                 self.episodes.append(episode)
-            return Answer(0.0)
+            return Score(0.0)
 
     endless = Endless()
     grading = asyncio.create_task(graded_by({"endless": endless}).grade("e", "actor"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from gateway.grading.base import Answer, GradingFailed
+from gateway.grading.base import GradingFailed, Score
 from gateway.grading.url import UrlGrader
 from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
@@ -18,10 +18,10 @@ from tests.harness.waiting import until
 
 
 class Server:
-    """Respond with the next of `answers`: a status and a body."""
+    """Respond with the next of `responses`: a status and a body."""
 
     def __init__(self) -> None:
-        self.answers: deque[tuple[int, str]] = deque()
+        self.responses: deque[tuple[int, str]] = deque()
         self.bodies: list[Any] = []
         self.running = self.most = 0
         self.gate = asyncio.Event()
@@ -38,7 +38,7 @@ class Server:
         self.most = max(self.most, self.running)
         await self.gate.wait()
         self.running -= 1
-        status, body = self.answers.popleft() if self.answers else (200, '{"reward": 1}')
+        status, body = self.responses.popleft() if self.responses else (200, '{"reward": 1}')
         return Response(body, status, media_type="application/json")
 
 
@@ -49,9 +49,9 @@ async def server() -> AsyncIterator[tuple[Server, str]]:
         yield made, f"http://127.0.0.1:{port}/grade"
 
 
-async def test_the_episode_is_posted_and_the_reward_is_answered(server: tuple[Server, str]) -> None:
+async def test_the_episode_is_posted_and_the_reward_is_served(server: tuple[Server, str]) -> None:
     there, url = server
-    there.answers.append((200, '{"reward": -0.5, "why": "short"}'))
+    there.responses.append((200, '{"reward": -0.5, "why": "short"}'))
     grader = UrlGrader(url, 1, 60.0)
     given = {"episode_id": "e", "metadata": {"unicode": "ä"}}
     assert (await grader.grade(given)).reward == -0.5
@@ -81,9 +81,9 @@ async def test_what_is_no_reward_and_what_another_try_would_not_change(
     server: tuple[Server, str], status: int, body: str, final: bool
 ) -> None:
     there, url = server
-    there.answers.append((status, body))
+    there.responses.append((status, body))
     grader = UrlGrader(url, 1, 60.0)
-    words = f"answered {status}" if status != 200 else "answered"
+    words = f"responded with {status}" if status != 200 else "responded with"
     with pytest.raises(GradingFailed, match=rf"(?s)127\.0\.0\.1.*{words}") as error:
         await grader.grade({})
     assert error.value.final == final
@@ -102,7 +102,7 @@ async def test_a_server_that_is_silent_is_left(server: tuple[Server, str]) -> No
     there, url = server
     there.gate.clear()
     grader = UrlGrader(url, 1, 0.5)
-    with pytest.raises(GradingFailed, match=r"did not answer within 0\.5 s") as error:
+    with pytest.raises(GradingFailed, match=r"did not respond within 0\.5 s") as error:
         await grader.grade({})
     assert not error.value.final
     there.gate.set()
@@ -120,17 +120,17 @@ async def test_concurrent_requests_are_bounded(server: tuple[Server, str]) -> No
     await until(lambda: there.running > 2, "what was sent after them has come, too")
     assert there.running == 3, "the others were held back"
     there.gate.set()
-    assert await asyncio.gather(*grading, marked) == [Answer(1.0)] * 7
+    assert await asyncio.gather(*grading, marked) == [Score(1.0)] * 7
     assert there.most == 3
     await grader.close()
     await later.close()
 
 
-async def test_an_answer_that_is_nested_too_deep_is_none(server: tuple[Server, str]) -> None:
+async def test_a_response_that_is_nested_too_deep_is_none(server: tuple[Server, str]) -> None:
     there, url = server
     grader = UrlGrader(url, 1, 60.0)
-    for answer in ("[" * 5000, '{"reward": ' * 3000 + "1" + "}" * 3000):
-        there.answers.append((200, answer))
+    for response in ("[" * 5000, '{"reward": ' * 3000 + "1" + "}" * 3000):
+        there.responses.append((200, response))
         with pytest.raises(GradingFailed, match="nested"):
             await grader.grade({"episode_id": "e"})
     await grader.close()

@@ -180,10 +180,10 @@ async def test_who_has_read_further_than_the_ring_gets_nothing_twice(
     late, read = asyncio.Event(), database.read
 
     async def newest_comes_late(query: Any) -> Any:
-        answer = await read(query)
+        response = await read(query)
         if query is statements.newest:
             await late.wait()
-        return answer
+        return response
 
     monkeypatch.setattr(database, "read", newest_comes_late)
     await emit(database, 3)

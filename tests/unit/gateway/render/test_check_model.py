@@ -9,7 +9,8 @@ import pytest
 
 from gateway.config import ModelSettings
 from gateway.config.settings import ConfigError
-from gateway.render.renderer import check_model, load_renderer
+from gateway.render.model_folder import check_model
+from gateway.render.renderer import load_renderer
 from tests.families.family import named, save
 from tests.harness.models import save_tokenizer
 

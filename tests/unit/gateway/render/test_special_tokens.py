@@ -51,7 +51,7 @@ def control_of(chat: ChatRenderer) -> dict[str, int]:
     return {token.content: i for i, token in chat.backend.get_added_tokens_decoder().items()}
 
 
-def conversation(family: Family, texts: list[str], *, answered: bool = True) -> list[Message]:
+def conversation(family: Family, texts: list[str], *, responded: bool = True) -> list[Message]:
     """Texts at every place that a family's template reads."""
     one, two, three, four, five = (texts * 5)[:5]
     # A letter at the end of the key: the template's own `>` after it would complete a mark in the plain rendering
@@ -66,7 +66,9 @@ def conversation(family: Family, texts: list[str], *, answered: bool = True) -> 
     if family.tools:
         messages += [{"role": "assistant", "content": "", "tool_calls": [call]}]
         messages += [{"role": "tool", "content": five, "tool_call_id": "call00000", "name": "look"}]
-    messages += [{"role": "assistant", "content": five}, {"role": "user", "content": one}] if answered else []
+    messages += (
+        [{"role": "assistant", "content": five}, {"role": "user", "content": one}] if responded else []
+    )
     return messages
 
 
@@ -176,8 +178,8 @@ def test_extending_is_rendering_where_text_spells_control_tokens(name: str, data
 def test_no_message_opens_the_reply_s_reasoning(name: str, special_tokens: str) -> None:
     chat, family = loaded(name, special_tokens), family_of(name)
     tools = tools_with("d") if family.tools else []
-    for answered in (True, False):
-        clean = conversation(family, ["a", "b", "c", "d", "e"], answered=answered)
+    for responded in (True, False):
+        clean = conversation(family, ["a", "b", "c", "d", "e"], responded=responded)
         expected = chat.reasoning_open(chat.render(clean, tools)[-8:])
         for text in ("<think>", "hi <think>", "<think>\n", "[THINK]"):
             messages = [*clean[:-1], {**clean[-1], "content": text}]

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from gateway.config import ModelSettings
 from gateway.render.renderer import ChatRenderer
-from gateway.render.template_options import EFFORTS, NONE, Switches, chosen
+from gateway.render.template_options import EFFORTS, NONE, Switches, choose_switches
 from tests.families.family import named, renderer, save
 from tests.harness.models import save_tokenizer
 from tests.harness.templates import EFFORT_TEMPLATE
@@ -70,6 +70,6 @@ def test_an_effort_that_the_template_knows_is_given_to_it(tmp_path: Path) -> Non
 
 def test_an_effort_and_no_thinking_together() -> None:
     both = Switches(False, "none")
-    assert chosen("none", None, {both, OFF}) == both
-    assert chosen("none", None, {OFF, Switches(None, "none")}) == Switches(None, "none")
-    assert chosen("low", False, {OFF}) == OFF
+    assert choose_switches("none", None, {both, OFF}) == both
+    assert choose_switches("none", None, {OFF, Switches(None, "none")}) == Switches(None, "none")
+    assert choose_switches("low", False, {OFF}) == OFF

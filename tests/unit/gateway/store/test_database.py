@@ -112,8 +112,8 @@ async def test_a_commit_reaches_the_disk_before_it_is_reported(database: Databas
         else ("SHOW synchronous_commit", "SHOW idle_in_transaction_session_timeout", "SHOW application_name")
     )
 
-    def answers(connection: Connection) -> tuple[Any, ...]:
+    def responses(connection: Connection) -> tuple[Any, ...]:
         return tuple(connection.scalar(text(question)) for question in questions)
 
     wanted = ("wal", 2, 1) if store_url.startswith("sqlite") else ("on", "10s", "headgate")
-    assert await database.submit(answers) == await database.read(answers) == wanted
+    assert await database.submit(responses) == await database.read(responses) == wanted

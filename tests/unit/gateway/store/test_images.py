@@ -97,7 +97,7 @@ def test_an_image_that_is_just_deleted_is_missed(postgres_url: str) -> None:
 
 
 def together(url: str, first: Any, second: Any) -> tuple[Any, Any]:
-    """Return what both answer, if the second has to wait for the transaction of the first."""
+    """Return what both return, if the second has to wait for the transaction of the first."""
     one, other = connect(url, 1), connect(url, 1)
 
     def wait() -> Any:
@@ -106,10 +106,10 @@ def together(url: str, first: Any, second: Any) -> tuple[Any, Any]:
 
     with ThreadPoolExecutor(1) as pool:
         with one.begin() as connection:
-            answered = first(connection)
+            responded = first(connection)
             waiting = pool.submit(wait)
             wait_for_a_lock(url)
-        result = answered, waiting.result(60)
+        result = responded, waiting.result(60)
     one.dispose()
     other.dispose()
     return result

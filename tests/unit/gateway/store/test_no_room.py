@@ -31,7 +31,7 @@ async def database(store_url: str) -> AsyncIterator[Database]:
 
 
 async def full(database: Database, disk: Disk, write: Callable[[], asyncio.Future[int]]) -> Any:
-    """Fill the disk while the writer is at work, and answers the write that it met first."""
+    """Fill the disk while the writer is at work, and return the write that it met first."""
     disk.fill()
     database._committer._drop()  # so that its next connection has the limit
     waiting = write()

@@ -131,7 +131,7 @@ class _Cut(Committer):
     ],
     ids="-".join,
 )
-def test_a_commit_without_an_answer_is_found_or_done_again(settings: StoreSettings, cuts: list[str]) -> None:
+def test_a_commit_without_a_response_is_found_or_done_again(settings: StoreSettings, cuts: list[str]) -> None:
     """The result of each write is that of the transaction that was committed."""
     engine = connect(settings.url, 2)
     bring_up_to_date(engine, settings)
@@ -210,7 +210,7 @@ async def test_writes_wait_in_order_and_further_ones_are_refused_while_the_serve
     await database.close()
 
 
-async def test_a_read_during_an_outage_is_answered_after_it(
+async def test_a_read_during_an_outage_is_served_after_it(
     server: PostgresServer, settings: StoreSettings
 ) -> None:
     database = await Database.open(settings.model_copy(update={"read_wait_s": 60.0}))
@@ -226,7 +226,7 @@ async def test_a_read_during_an_outage_is_answered_after_it(
 async def test_a_server_that_stands_still_is_noticed(
     server: PostgresServer, settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connections are there, and it answers nothing: reads are bounded, writes wait."""
+    """Its connections are there, and it is silent: reads are bounded, writes wait."""
     monkeypatch.setattr(commits, "_SLOW_S", 0.2)
     database = await Database.open(settings.model_copy(update={"read_wait_s": 0.5}))
     await database.submit(append(0))

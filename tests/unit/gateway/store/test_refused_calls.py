@@ -52,7 +52,7 @@ def test_beyond_the_bound_the_newest_takes_the_last_place(connection: Connection
 
 
 @pytest.mark.parametrize(
-    ("refused", "answered", "full"),
+    ("refused", "responded", "full"),
     [
         ([FULL], 4.0, True),
         ([FULL], 6.0, False),
@@ -62,9 +62,9 @@ def test_beyond_the_bound_the_newest_takes_the_last_place(connection: Connection
         ([], 4.0, False),
     ],
 )
-def test_a_context_is_full_at_the_end_if_no_later_call_was_answered(
-    connection: Connection, refused: list[RefusedCall], answered: float, full: bool
+def test_a_context_is_full_at_the_end_if_no_later_call_was_served(
+    connection: Connection, refused: list[RefusedCall], responded: float, full: bool
 ) -> None:
-    connection.execute(insert(CallRow), rows.call("c", "a", received_at=answered))
+    connection.execute(insert(CallRow), rows.call("c", "a", received_at=responded))
     add(connection, *refused)
     assert refused_calls.ended_full(connection, "m", ["a", "b"]) == ({"a"} if full else set())

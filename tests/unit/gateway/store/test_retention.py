@@ -13,7 +13,7 @@ from gateway.store import episodes as statements
 from gateway.store import retention, tallies
 from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions
-from gateway.store.models import AnswerRow, CallRow, DecisionRow, EpisodeRow, LeaseRow
+from gateway.store.models import CallRow, DecisionRow, EpisodeRow, LeaseRow, ResponseRow
 from gateway.store.retention import Ages, Swept
 
 NOW = 1000.0
@@ -56,12 +56,12 @@ def acked(connection: Connection, fence: int, buffer: int, checkpoint: str) -> N
     connection.execute(insert(LeaseRow), row)
 
 
-def answer(connection: Connection, name: str, of: str, previous: str = "") -> None:
+def response(connection: Connection, name: str, of: str, previous: str = "") -> None:
     row = {
         "id": name, "episode_id": of, "api": "responses", "model": "m", "previous": previous, "messages": [], "input": [],
         "answer": {}, "created_at": 1.0,
     }  # fmt: skip
-    connection.execute(insert(AnswerRow), row)
+    connection.execute(insert(ResponseRow), row)
 
 
 def swept(connection: Connection, ages: Ages = ALL, *, dry: bool = False) -> Swept:
@@ -119,15 +119,15 @@ def test_batches_from_the_first_that_names_the_newest_checkpoint_on_are_kept(con
     assert there(connection) == {"ep-2", "ep-3", "ep-4"}
 
 
-def test_an_answer_that_another_episode_goes_on_from_keeps_its_own(connection: Connection) -> None:
+def test_a_response_that_another_episode_goes_on_from_keeps_its_own(connection: Connection) -> None:
     for name in ("before", "after", "alone"):
         episode(connection, name, "g", mode="eval")
-    answer(connection, "a1", "before")
-    answer(connection, "a2", "after", "a1")
-    answer(connection, "b1", "alone")
-    answer(connection, "b2", "alone", "b1")
+    response(connection, "a1", "before")
+    response(connection, "a2", "after", "a1")
+    response(connection, "b1", "alone")
+    response(connection, "b2", "alone", "b1")
     first = swept(connection)
-    assert (first.deleted, first.needed) == ({"eval": 2}, {"answers": 1})
+    assert (first.deleted, first.needed) == ({"eval": 2}, {"responses": 1})
     assert there(connection) == {"before"}
     assert swept(connection).deleted == {"eval": 1}
 

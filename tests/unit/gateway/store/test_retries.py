@@ -31,7 +31,7 @@ async def recorded(database: Database) -> list[str]:
     return [row["id"] for row in await database.read(lambda c: turns.calls(c, "e"))]
 
 
-async def test_a_call_of_before_answers_no_more(database: Database) -> None:
+async def test_a_call_of_before_gives_no_reply_any_more(database: Database) -> None:
     assert await begin(database, "retry")
     with pytest.raises(Conflict) as error:
         await record(database, *turn("first"))
@@ -53,14 +53,14 @@ async def test_other_calls_are_not_concerned(database: Database, ago_s: float, o
 
 
 async def test_a_call_that_came_at_the_same_moment_is_refused(database: Database) -> None:
-    """Its client waits, and requests again; two answers could not be distinguished later."""
+    """Its client waits, and requests again; two responses could not be distinguished later."""
     arrived = time.monotonic()
     assert await begin(database, "retry")
     with pytest.raises(Conflict):
         await database.submit(lambda c: turns.insert_shared_turns(c, [(turn("first"), arrived)]))
 
 
-async def test_of_two_retries_the_newer_one_answers(database: Database) -> None:
+async def test_of_two_retries_the_newer_one_replies(database: Database) -> None:
     assert await begin(database, "one") and await begin(database, "two")
     with pytest.raises(Conflict):
         await record(database, *turn("one"))
@@ -69,7 +69,7 @@ async def test_of_two_retries_the_newer_one_answers(database: Database) -> None:
     assert await recorded(database) == ["two"]
 
 
-async def test_an_abandoned_call_is_no_answer(database: Database) -> None:
+async def test_an_abandoned_call_is_no_response(database: Database) -> None:
     await record(database, *turn("first", finish_reason="abandoned"))
     assert await begin(database, "retry")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, insert, select, text
 
 from gateway.config import StoreSettings
-from gateway.store import answers, columns, decisions, episode_pages, episodes, turns
+from gateway.store import columns, decisions, episode_pages, episodes, responses, turns
 from gateway.store import ledger as statements
 from gateway.store.columns import begins_with
 from gateway.store.database import Database
@@ -76,13 +76,10 @@ def test_requests_and_responses_come_back_as_they_were(
         assert turns.exchange(connection, "e", "c") == exchange
         assert turns.calls(connection, "e")[0]["requested"] == request
         stored = {"model": "m", "metadata": metadata}
-        row = {
-            "id": "a", "episode_id": "e", "model": "m", "previous": "", "messages": messages,
-            "input": messages, "answer": stored, "created_at": 1.5, "deleted_at": None,
-        }  # fmt: skip
-        answers.insert_answer(connection, row)
-        assert answers.answer(connection, "a") == row
-        assert answers.conversation(connection, "a") == messages
+        row = responses.StoredResponse("a", "e", "m", "", messages, messages, stored, 1.5)
+        responses.insert_response(connection, row)
+        assert responses.response(connection, "a") == row
+        assert responses.conversation(connection, "a") == messages
         connection.rollback()
 
 
@@ -139,8 +136,8 @@ def test_a_prefix_is_not_a_pattern_and_knows_capitals(engine: Engine) -> None:
         episodes.insert_episode(connection, episode("e"))
         for key in ("a%b:1", "axb:1", "A%B:1", "a%"):
             connection.execute(insert(CallRow), call(f"c{key}", "e", request_key=key))
-        assert [found["request_key"] for found in turns.answers(connection, "e", "a%b")] == ["a%b:1"]
-        assert turns.answers(connection, "e", "a_b") == []
+        assert [found["request_key"] for found in turns.calls_with_reply(connection, "e", "a%b")] == ["a%b:1"]
+        assert turns.calls_with_reply(connection, "e", "a_b") == []
 
 
 def test_groups_are_numbered_on_after_the_last(engine: Engine) -> None:

@@ -275,7 +275,7 @@ async def test_a_batch_is_leased_as_it_grows_and_read_again_as_it_was_trained(da
     assert await batches.groups(1) == given[1]
 
 
-async def test_an_answer_that_ended_a_lease_may_come_again_and_no_other_one(database: Database) -> None:
+async def test_a_response_that_ended_a_lease_may_come_again_and_no_other_one(database: Database) -> None:
     leases = await leases_of(database, await StoredLedger.load(database, MINE, "m"))
     lease = await leases.lease("trainer")
     with pytest.raises(Conflict) as fenced:

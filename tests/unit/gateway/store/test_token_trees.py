@@ -58,7 +58,7 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-async def answer(
+async def response(
     recorder: Recorder, conversation: list[Message], text: str, *ids: int, episode_id: str = "e"
 ) -> list[int]:
     """Reply to a conversation with sampled ids, which mean `text`; returns the prompt's ids."""
@@ -86,7 +86,7 @@ async def test_processes_go_on_with_each_others_replies(database: Database) -> N
     one.begin("e")
     talk, ids = [user("a")], [ord("a")]
     for recorder, sampled in ((one, 1001), (other, 1002), (one, 1003), (other, 1004), (one, 1005)):
-        assert await answer(recorder, talk, "yes", sampled) == ids
+        assert await response(recorder, talk, "yes", sampled) == ids
         talk.append(user("b"))
         ids += [sampled, ord("b")]
     await other.prepare("e", talk, [])
@@ -99,8 +99,8 @@ async def test_processes_go_on_with_each_others_replies(database: Database) -> N
 async def test_after_a_restart_a_model_goes_on_with_its_own_replies_alone(database: Database) -> None:
     """Both models have a node of each number."""
     mine, others = [user("x")], [user("a")]
-    await answer(recorder_of(database, "m", shared=False), mine, "yes", 1001)
-    await answer(recorder_of(database, "n", shared=False), others, "yes", 1002)
+    await response(recorder_of(database, "m", shared=False), mine, "yes", 1001)
+    await response(recorder_of(database, "n", shared=False), others, "yes", 1002)
     restarted = recorder_of(database, "m", shared=False)
     rendered = [ord(letter) for letter in "ayesb"]
     assert (await restarted.prepare("e", [*others, user("b")], [])).ids.tolist() == rendered
@@ -112,13 +112,13 @@ async def test_a_process_that_serves_an_episode_alone_does_not_read_it_again(dat
     exclusivity.serves_exclusively.return_value = True
     recorder = Recorder(database, cast(Any, Template()), "m", exclusivity)
     talk, ids = [user("a")], [ord("a")]
-    await answer(recorder, talk, "yes", 1001)
+    await response(recorder, talk, "yes", 1001)
     talk.append(user("b"))
     with patch.object(database, "read", side_effect=AssertionError("it was read")):
-        assert await answer(recorder, talk, "yes", 1002) == [*ids, 1001, ord("b")]
+        assert await response(recorder, talk, "yes", 1002) == [*ids, 1001, ord("b")]
     exclusivity.serves_exclusively.return_value = False
     other = [*talk, user("c")]
-    await answer(recorder_of(database), other, "no", 1003)
+    await response(recorder_of(database), other, "no", 1003)
     expected = [ord("a"), 1001, ord("b"), 1002, ord("c"), 1003, ord("d")]
     assert (await recorder.prepare("e", [*other, user("d")], [])).ids.tolist() == expected
 
@@ -129,7 +129,7 @@ async def test_only_turns_that_lost_a_race_are_written_again(database: Database)
     talks = {"e": [user("a")], "f": [user("a")]}
     for name, talk in talks.items():
         await one.prepare(name, talk, [])
-    await answer(other, [user("z")], "no", 1000)
+    await response(other, [user("z")], "no", 1000)
     written, begun, go_on = [], threading.Event(), threading.Event()
     insert = turns.insert_shared_turns
 
@@ -147,7 +147,7 @@ async def test_only_turns_that_lost_a_race_are_written_again(database: Database)
         with patch.object(one, "_refresh", AsyncMock()):  # what was prepared is old by now
             ids = itertools.count(2000)
             recording = [
-                asyncio.create_task(answer(one, talk, "yes", next(ids), episode_id=name))
+                asyncio.create_task(response(one, talk, "yes", next(ids), episode_id=name))
                 for name, talk in talks.items()
                 for _ in range(2)
             ]

@@ -18,7 +18,7 @@ from tests.harness.waiting import until
 
 
 class FakeGateway:
-    """`refusals` holds the answers to the next requests to open: a status, and a Retry-After in seconds."""
+    """`refusals` holds the responses to the next requests to open: a status, and a Retry-After in seconds."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -98,8 +98,8 @@ class FakeGateway:
             return _refused(*refusal, code=self.code)
         self.opened.append(await request.json())
         episode_id = f"e{len(self.opened)}"
-        answer = {"episode_id": episode_id, "api_key": f"key-{episode_id}", "base_url": "http://m/v1"}
-        return JSONResponse({**answer, "version": 0})
+        response = {"episode_id": episode_id, "api_key": f"key-{episode_id}", "base_url": "http://m/v1"}
+        return JSONResponse({**response, "version": 0})
 
     async def reward(self, episode_id: str, request: Request) -> JSONResponse:
         if self.reward_status != 200:

@@ -73,7 +73,7 @@ def test_a_bad_task_is_named_by_its_line(tmp_path: Path, line: str) -> None:
         ({"reward": None}, None),
     ],
 )
-async def test_a_function_answers_a_number_a_dict_or_nothing(value: object, reward: Reward | None) -> None:
+async def test_a_function_serves_a_number_a_dict_or_nothing(value: object, reward: Reward | None) -> None:
     async def solve(task: dict[str, object], base_url: str, api_key: str) -> object:
         assert (task, base_url, api_key) == (TASK.data, "u", "k")
         return value
@@ -96,7 +96,7 @@ async def test_a_function_answers_a_number_a_dict_or_nothing(value: object, rewa
         {"reward": 1, "components": {"x": True}},
     ],
 )
-async def test_other_answers_are_crashes(value: object) -> None:
+async def test_other_responses_are_crashes(value: object) -> None:
     async def solve(task: dict[str, object], base_url: str, api_key: str) -> object:
         return value
 
@@ -316,7 +316,7 @@ async def test_a_worker_survives_its_own_errors(worker: WorkerAgent, do: str, wo
     assert await ask(worker) == first
 
 
-async def test_a_cancelled_worker_does_not_answer_the_next_task(worker: WorkerAgent, tmp_path: Path) -> None:
+async def test_a_cancelled_worker_does_not_serve_the_next_task(worker: WorkerAgent, tmp_path: Path) -> None:
     first, began = await ask(worker), tmp_path / "began"
     asking = asyncio.create_task(ask(worker, "sleep", str(began)), name="ask")
     await until(began.exists, "it is at work")

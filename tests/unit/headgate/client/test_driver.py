@@ -184,10 +184,10 @@ async def test_a_refused_reward_is_the_outcome(gateway: FakeGateway, client: Gat
     assert gateway.abandoned == {"e1": "reward_refused"}, "its slot would be held until the deadline"
 
 
-async def test_a_run_ends_immediately_where_no_gateway_answers() -> None:
+async def test_a_run_ends_immediately_where_no_gateway_responds() -> None:
     async with GatewayClient("http://127.0.0.1:9") as client:
         with pytest.raises(
-            GatewayUnreachable, match=r"no gateway answers at http://127\.0\.0\.1:9 .*: start one"
+            GatewayUnreachable, match=r"no gateway responds at http://127\.0\.0\.1:9 .*: start one"
         ):
             await result_of(EpisodeRunner(client, FunctionAgent(value)).run(TASKS), "the run has ended", 20.0)
 
@@ -205,10 +205,10 @@ async def test_a_gateway_that_dies_while_all_agents_run_is_reported_and_ends_the
 
     runner = EpisodeRunner(client, FunctionAgent(solve), unreachable_s=0.3, on_wait=waits.append)
     with pytest.raises(
-        GatewayUnreachable, match=rf"the gateway at {gateway.url} has not answered for 0\.3 s"
+        GatewayUnreachable, match=rf"the gateway at {gateway.url} has not responded for 0\.3 s"
     ):
         await result_of(runner.run(TASKS[:1]), "the run has ended")
-    assert waits[0].startswith(f"the gateway at {gateway.url}, which has not answered for 0 s")
+    assert waits[0].startswith(f"the gateway at {gateway.url}, which has not responded for 0 s")
 
 
 async def test_runs_until_it_is_stopped_and_finishes_its_groups(

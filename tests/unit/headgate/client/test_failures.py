@@ -210,14 +210,14 @@ def test_a_crash_is_printed_once_and_counted_at_the_end() -> None:
     out = io.StringIO()
     with EpisodeProgress(None, Console(file=out, width=300)) as progress:
         for i in range(500):
-            progress.add(failed(f"RuntimeError: no answer from port {i}", i))
+            progress.add(failed(f"RuntimeError: no response from port {i}", i))
         progress.add(failed("ValueError: boom", 7))
     lines = out.getvalue().splitlines()
     assert [line for line in lines if "failed: " in line and line.startswith("episode ")] == [
-        "episode ep-0 failed: RuntimeError: no answer from port 0",
+        "episode ep-0 failed: RuntimeError: no response from port 0",
         "episode ep-7 failed: ValueError: boom",
     ]
-    assert "500 episodes (1000 attempts): RuntimeError: no answer from port 0" in lines
+    assert "500 episodes (1000 attempts): RuntimeError: no response from port 0" in lines
     assert "1 episode (2 attempts): ValueError: boom" in lines
     assert len(lines) < 8
     assert progress.summary()["failed"] == 501
@@ -284,7 +284,7 @@ async def test_the_command_ends_with_one_sentence_when_its_agent_always_fails(
 
 
 async def refused(gateway: FakeGateway, tmp_path: Path, *options: str) -> Result:
-    """Return the command, in this process: its gateway answers 404, so it starts no agent and handles no signal."""
+    """Return the command, in this process: its gateway responds 404, so it starts no agent and handles no signal."""
     gateway.always = (404, 0.0)
     return await gateway_command(*episodes_argv(gateway, tmp_path), *options, "--", *BOOM)
 

@@ -45,19 +45,19 @@ async def test_one_of_each_player_plays_the_same_task_once_and_each_gets_its_own
     assert rewards[3] == Reward(-1.0, {"steps": 2.0})
 
 
-@pytest.mark.parametrize("answer", [{"a": 1.0}, {"a": 1.0, "b": "much"}, LookupError("no such move")])
-async def test_a_match_that_fails_fails_in_every_seat(answer: Any) -> None:
+@pytest.mark.parametrize("response", [{"a": 1.0}, {"a": 1.0, "b": "much"}, LookupError("no such move")])
+async def test_a_match_that_fails_fails_in_every_seat(response: Any) -> None:
     async def play(task: dict[str, Any], players: dict[str, Player]) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if isinstance(response, Exception):
+            raise response
+        return response
 
     match_maker = MatchMaker(play, ["a", "b"])
     both = await asyncio.gather(
         playing(match_maker, "a", ONE, "a1"), playing(match_maker, "b", ONE, "b1"), return_exceptions=True
     )
     assert {type(error) for error in both} == {
-        type(answer) if isinstance(answer, Exception) else AgentCrashed
+        type(response) if isinstance(response, Exception) else AgentCrashed
     }
 
 

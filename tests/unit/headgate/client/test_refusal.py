@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from headgate.client.refusal import NotAGateway, answered, refusal
+from headgate.client.refusal import NotAGateway, body_of, refusal
 
-SENTENCE = "http://host/ is not a headgate gateway: it answered {} with text/html"
+SENTENCE = "http://host/ is not a headgate gateway: it responded with {} with text/html"
 
 
 def page(status: int) -> httpx.Response:
@@ -18,6 +18,6 @@ def page(status: int) -> httpx.Response:
 
 def test_a_page_of_a_web_server_is_named_as_the_wrong_address() -> None:
     with pytest.raises(NotAGateway) as error:
-        answered(page(200))
+        body_of(page(200))
     assert str(error.value) == SENTENCE.format(200)
     assert str(refusal(page(404))) == SENTENCE.format(404)

@@ -72,7 +72,7 @@ async def test_it_goes_on_after_the_last_id_whatever_ended_the_stream(
 
 
 @pytest.mark.parametrize("error", [AWAY, STOPPING, OVER])
-async def test_a_gateway_that_never_answered_is_not_waited_for(error: Exception) -> None:
+async def test_a_gateway_that_never_responded_is_not_waited_for(error: Exception) -> None:
     assert await watched([Stream(error=error)]) == ([], [None], error)
 
 

@@ -53,11 +53,11 @@ async def test_an_outage_is_reported_and_given_up_with_the_url_and_the_step(
     async def refuse() -> None:
         raise httpx.ConnectError("refused")
 
-    message = r"http://g has not answered for 0\.05 s \(refused; step 'reward episode e1'\): start it again"
+    message = r"http://g has not responded for 0\.05 s \(refused; step 'reward episode e1'\): start it again"
     with pytest.raises(GatewayUnreachable, match=message):
         await RetryPolicy("http://g", 0.05, Waits(reported.append)).call("reward episode e1", refuse)
     assert reported == [
-        "the gateway at http://g, which has not answered for 0 s; the run ends after 0.05 s",
+        "the gateway at http://g, which has not responded for 0 s; the run ends after 0.05 s",
         "",
     ]
 

@@ -127,7 +127,7 @@ async def test_silence_is_a_death() -> None:
     world.well = False
     task = asyncio.create_task(world.kept(start_s=0.01, silent_s=600).run())
     await world.gang(1)
-    assert "has not answered for 0.01 s since its start" in world.reports[0]
+    assert "has not responded for 0.01 s since its start" in world.reports[0]
     task.cancel()
     await asyncio.wait({task})
 
@@ -166,7 +166,7 @@ def test_a_silent_process_gets_less_time_to_end_than_one_that_is_stopped(loop: V
     assert [one.grace_s for (one,) in world.gangs] == [1, 60]
 
 
-def test_silence_counts_from_the_last_answer(loop: VirtualLoop) -> None:
+def test_silence_counts_from_the_last_response(loop: VirtualLoop) -> None:
     world = World()
     loop.create_task(world.kept(start_s=5, silent_s=30).run())
     loop.advance(300)
@@ -175,7 +175,7 @@ def test_silence_counts_from_the_last_answer(loop: VirtualLoop) -> None:
     loop.advance(28)
     assert world.reports == []
     loop.advance(5)
-    assert world.reports[0].startswith("it has not answered for 30 s\n")
+    assert world.reports[0].startswith("it has not responded for 30 s\n")
     assert world.gangs[0][0].stopped
 
 

@@ -237,12 +237,12 @@ async def test_a_mirror_is_a_source_for_others(tmp_path: Path) -> None:
         ClientSession() as http,
     ):
         headers = {"Authorization": "Bearer k"}
-        async with http.post(f"{second}/versions/1", json={"sources": [root]}, headers=headers) as answer:
-            assert await answer.json() == {"version": 1, "path": str(tmp_path / "b" / "v000001")}
+        async with http.post(f"{second}/versions/1", json={"sources": [root]}, headers=headers) as response:
+            assert await response.json() == {"version": 1, "path": str(tmp_path / "b" / "v000001")}
         async with Mirror(tmp_path / "c", "k") as mirror:
             assert content(await mirror.fetch(1, [second])) == content(written)
-        async with http.get(f"{second}/versions", headers=headers) as answer:
-            assert await answer.json() == {"versions": [1]}
+        async with http.get(f"{second}/versions", headers=headers) as response:
+            assert await response.json() == {"versions": [1]}
 
 
 async def test_what_a_server_refuses(tmp_path: Path) -> None:
@@ -253,17 +253,17 @@ async def test_what_a_server_refuses(tmp_path: Path) -> None:
     async with serving(tmp_path / "a", "k") as url, ClientSession() as http:
         for path in ("/versions", "/versions/1/config.json"):
             for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "k"}):
-                async with http.get(url + path, headers=given) as answer:
-                    assert answer.status == 401, (path, given)
+                async with http.get(url + path, headers=given) as response:
+                    assert response.status == 401, (path, given)
         for path in (
             "/versions/1/..%2F..%2Fsecret.txt",
             "/versions/1/link",
             "/versions/2/config.json",
             "/versions/1/%2e%2e",
         ):
-            async with http.get(url + path, headers=headers) as answer:
-                assert answer.status == 404, path
-                assert "secret" not in (await answer.text()).replace("secret.txt", "")
+            async with http.get(url + path, headers=headers) as response:
+                assert response.status == 404, path
+                assert "secret" not in (await response.text()).replace("secret.txt", "")
         for body in (b"", b"[]", b'{"sources": "http://x"}', b'{"sources": ["file:///etc/passwd"]}', b"\xff"):
-            async with http.post(f"{url}/versions/9", data=body, headers=headers) as answer:
-                assert answer.status == 400, body
+            async with http.post(f"{url}/versions/9", data=body, headers=headers) as response:
+                assert response.status == 400, body

@@ -289,7 +289,7 @@ class Gateway:
         self.updates.append(set(engines))
         return True
 
-    async def answers(self, _path: str = "/healthz") -> bool:
+    async def responses(self, _path: str = "/healthz") -> bool:
         return False
 
 
@@ -502,13 +502,13 @@ async def test_a_second_signal_ends_everything_immediately(
 async def test_where_something_listens_already_nothing_is_started(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(ONE, x=["rollout"])
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def response(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", cluster.port):
+    async with await asyncio.start_server(response, "127.0.0.1", cluster.port):
         with pytest.raises(ClusterError, match=f"another server listens at http://127.0.0.1:{cluster.port}"):
             await cluster.supervisor.run()
     assert cluster.machines.started == []

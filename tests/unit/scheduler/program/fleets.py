@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler.program.events import StepCommand
-from tests.unit.scheduler.program.world import Answer, World
+from tests.unit.scheduler.program.world import Outcome, World
 
 
 def fleet_of(*engines: str, **update: Any) -> World:
@@ -17,6 +17,6 @@ def fleet_of(*engines: str, **update: Any) -> World:
     return world
 
 
-def but(wrong: Callable[[StepCommand], bool], answer: Answer) -> Callable[[StepCommand], Answer]:
+def but(wrong: Callable[[StepCommand], bool], outcome: Outcome) -> Callable[[StepCommand], Outcome]:
     """Every step is done in a second, but some."""
-    return lambda do: answer if wrong(do) else Answer()
+    return lambda do: outcome if wrong(do) else Outcome()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from scheduler.program import ControlProgram
-from tests.unit.scheduler.program.world import Answer, World
+from tests.unit.scheduler.program.world import Outcome, World
 
-FAILS, SILENT = Answer(ok=False), Answer(after_s=None)
+FAILS, SILENT = Outcome(ok=False), Outcome(after_s=None)
 
 
 def test_an_engine_that_dies_is_stopped_and_launched_again() -> None:
@@ -48,9 +48,9 @@ def test_the_next_version_tries_it_immediately_and_its_patience_begins_again() -
 
 
 def test_an_engine_that_others_start_may_come_late() -> None:
-    answers = iter([Answer(ok=False)])
+    outcomes = iter([Outcome(ok=False)])
     world = World(
-        lambda do: next(answers, Answer()) if do.step == "launch" else Answer(),
+        lambda do: next(outcomes, Outcome()) if do.step == "launch" else Outcome(),
         fleet={"max_restarts": 0, "revive_s": 30, "insist": True},
     )
     story = world.add("a").run(60).story()
@@ -60,7 +60,7 @@ def test_an_engine_that_others_start_may_come_late() -> None:
 
 
 def test_an_engine_that_was_never_up_waits_for_the_next_version() -> None:
-    world = World(lambda do: FAILS if do.version == 0 else Answer()).add("a").run(300)
+    world = World(lambda do: FAILS if do.version == 0 else Outcome()).add("a").run(300)
     assert world.story() == ["0 a launch 0", "1 a quarantine 0"]
     assert world.publish(1).run(10).story() == [
         "300 a stop 1",
@@ -86,7 +86,7 @@ def test_a_name_is_free_when_its_engine_is_forgotten_and_not_before() -> None:
 
 
 def test_deadlines_of_a_forgotten_engine_do_not_touch_the_next_of_its_name() -> None:
-    world = World(lambda do: Answer(after_s=7 if do.step == "launch" else 1), fleet={"start_s": 8})
+    world = World(lambda do: Outcome(after_s=7 if do.step == "launch" else 1), fleet={"start_s": 8})
     world.add("a").run(1).remove("a").run(3).add("a").run(30)
     assert world.story() == [
         "0 a launch 0",

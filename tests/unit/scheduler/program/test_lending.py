@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from scheduler.program.events import Step, StepCommand
 from scheduler.program.nodes import NodeAdded
-from tests.unit.scheduler.program.answers import ANSWERS, SETTINGS
-from tests.unit.scheduler.program.world import MODEL, Answer, World
+from tests.unit.scheduler.program.outcomes import OUTCOMES, SETTINGS
+from tests.unit.scheduler.program.world import MODEL, Outcome, World
 
 T0 = {"a": "t0", "b": "t0"}
 
@@ -71,9 +71,9 @@ def test_a_claim_calls_it_back_immediately_and_it_comes_back_with_the_newest_wei
     world.check_replay()
 
 
-def test_an_engine_that_does_not_sleep_is_killed_and_the_claim_is_answered() -> None:
+def test_an_engine_that_does_not_sleep_is_killed_and_the_claim_is_served() -> None:
     world = lent()
-    world.answer = lambda do: Answer(after_s=None if do.step == "sleep" else 1)
+    world.outcome = lambda do: Outcome(after_s=None if do.step == "sleep" else 1)
     world.claim("t0").run(20)
     assert world.story() == ["10 t0 is switching", "10 a sleep 0", "15 a stop 0", "16 t0 is train"]
     world.release("t0").run(3)
@@ -81,10 +81,10 @@ def test_an_engine_that_does_not_sleep_is_killed_and_the_claim_is_answered() -> 
 
 
 def test_an_engine_that_fails_to_wake_is_started_again() -> None:
-    def answer(do: StepCommand) -> Answer:
-        return Answer(ok=do.step != "wake")
+    def outcome(do: StepCommand) -> Outcome:
+        return Outcome(ok=do.step != "wake")
 
-    world = lent(answer=answer).claim("t0").run(3).release("t0").run(10)
+    world = lent(outcome=outcome).claim("t0").run(3).release("t0").run(10)
     assert [line for line in world.story() if " a " in line][1:5] == [
         "13 a wake 0",
         "14 a stop 0",
@@ -126,7 +126,7 @@ def test_how_long_a_trainer_computes_is_measured_once_a_batch_however_many_nodes
     world = World(homes={"a": "t0", "b": "t1"}).add("r", "a", "b")
     for busy_s, expected in ((4.0, 4.0), (0.0, 4.0), (14.0, 7.0)):  # 4 + 0.3 * 10
         world.claim("t0", "t1").run(2).release("t0", "t1", busy_s=busy_s).run(2)
-        world.release("t0", "t1", busy_s=busy_s)  # the answer was lost
+        world.release("t0", "t1", busy_s=busy_s)  # the response was lost
         assert world._program.lending._batches.train_s(MODEL) == expected
 
 
@@ -188,10 +188,10 @@ def test_the_only_engines_are_not_recalled_before_the_claim() -> None:
 
 
 def test_a_switch_that_takes_longer_than_the_wait_is_not_made_again() -> None:
-    def answer(do: StepCommand) -> Answer:
-        return Answer(after_s=4 if do.step in ("wake", "sleep") else 1)
+    def outcome(do: StepCommand) -> Outcome:
+        return Outcome(after_s=4 if do.step in ("wake", "sleep") else 1)
 
-    world = lent(answer=answer)
+    world = lent(outcome=outcome)
     for groups in range(6):
         world.fill(groups, buffer=1).run(1)
     world.claim("t0").run(6)  # putting to sleep took 4 s: measured
@@ -232,11 +232,11 @@ def test_a_silent_trainer_loses_its_node() -> None:
 
 @pytest.mark.parametrize("order", ["rolling", "pull"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_answer_at_its_deadline_counts(order: str, count: int) -> None:
+def test_a_response_at_its_deadline_counts(order: str, count: int) -> None:
     """The property found it with `pull`: placement ran before the result, which came at a later tag than its deadline."""
     fleet = {"max_restarts": 1, "backoff_s": 1}
     world = World(
-        lambda do: Answer(after_s=8 if do.step == "launch" else 1), fleet=fleet, update={"order": order}
+        lambda do: Outcome(after_s=8 if do.step == "launch" else 1), fleet=fleet, update={"order": order}
     )
     world.add(*"ab"[:count]).run(50)
     assert [line for line in world.story() if "launch" in line] == [
@@ -248,9 +248,9 @@ def test_an_answer_at_its_deadline_counts(order: str, count: int) -> None:
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_restart_for_an_engine_that_does_not_wake_counts(order: str, warm: bool) -> None:
     world = lent(fleet={"max_restarts": 1}, update={"order": order})
-    world.answer = lambda do: Answer(ok=warm or do.step != "sleep")
+    world.outcome = lambda do: Outcome(ok=warm or do.step != "sleep")
     world.claim("t0").run(5).story()
-    world.answer = lambda do: Answer(ok=do.step not in ("wake", "launch"))
+    world.outcome = lambda do: Outcome(ok=do.step not in ("wake", "launch"))
     assert [line for line in world.release("t0").run(10).story() if " a " in line] == [
         f"15 a {'wake' if warm else 'launch'} 0",
         "16 a stop 0",
@@ -301,7 +301,7 @@ def happen(world: World, what: str, about: Any) -> None:
     HOMES,
     st.booleans(),
     st.integers(0, 3),
-    ANSWERS,
+    OUTCOMES,
     st.sampled_from([0, 0, 1, 3]),
     st.sampled_from([0.0, 0.5, 1.0]),
     st.lists(HAPPENS, max_size=30),
@@ -309,19 +309,19 @@ def happen(world: World, what: str, about: Any) -> None:
 def test_whatever_happens(
     chosen: tuple[dict[str, Any], dict[str, Any]],
     homes: dict[str, str],
-    answers_first: bool,
+    ends_first: bool,
     count: int,
-    answers: dict[Step, list[Answer]],
+    outcomes: dict[Step, list[Outcome]],
     slow: int,
     recall_ahead_share: float,
     events: list[tuple[str, Any]],
 ) -> None:
-    """Claims are answered, nothing wakes while it is claimed, updates end; in the end every engine runs the newest version."""
-    drawn = {step: iter(those) for step, those in answers.items()}
+    """Claims are served, nothing wakes while it is claimed, updates end; in the end every engine runs the newest version."""
+    drawn = {step: iter(those) for step, those in outcomes.items()}
 
-    def answer(do: StepCommand) -> Answer:
+    def outcome(do: StepCommand) -> Outcome:
         named = do.step in ("sleep", "wake") and slow
-        return next(drawn.get(do.step, iter(())), Answer(after_s=slow if named else 1))
+        return next(drawn.get(do.step, iter(())), Outcome(after_s=slow if named else 1))
 
     lending = {
         "min_stay_s": 0,
@@ -329,7 +329,7 @@ def test_whatever_happens(
         "deadline_s": 11,
         "recall_ahead_share": recall_ahead_share,
     }
-    world = World(answer, *chosen, lending=lending, homes=homes, answers_first=answers_first)
+    world = World(outcome, *chosen, lending=lending, homes=homes, ends_first=ends_first)
     world.add(*["a", "b", "c"][:count])
     for what, about in events:
         happen(world, what, about)
@@ -339,7 +339,7 @@ def test_whatever_happens(
 
 def converge(world: World) -> None:
     """Every trainer waits, no engine is paused, and there is work: every engine wakes, and loads a last version."""
-    world.answer = lambda do: Answer()
+    world.outcome = lambda do: Outcome()
     for engine in list(world.watch.engines):
         world.resume(engine)
     world.release(*world.watch.nodes)

@@ -1,4 +1,4 @@
-"""Any fleet, any answers, any order of events: what `watch.py` demands holds, every update ends, every run replays."""
+"""Any fleet, any responses, any order of events: what `watch.py` demands holds, every update ends, every run replays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.program.events import Step, StepCommand
-from tests.unit.scheduler.program.answers import ANSWERS, SETTINGS
-from tests.unit.scheduler.program.world import Answer, World
+from tests.unit.scheduler.program.outcomes import OUTCOMES, SETTINGS
+from tests.unit.scheduler.program.world import Outcome, World
 
 ENGINES = ["a", "b", "c"]
 HAPPENS = st.one_of(
@@ -40,7 +40,7 @@ def happen(world: World, what: str, about: Any) -> None:
 
 def converge(world: World) -> None:
     """Complete every step within a second from now on: every update ends, and every remaining engine gets a last version."""
-    world.answer = lambda do: Answer()
+    world.outcome = lambda do: Outcome()
     for engine in list(world.watch.engines):
         world.resume(engine)
     world.run(400)
@@ -54,21 +54,21 @@ def converge(world: World) -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(SETTINGS, st.booleans(), st.integers(0, 3), st.sampled_from([0, 0, 2]), ANSWERS, EVENTS)
+@given(SETTINGS, st.booleans(), st.integers(0, 3), st.sampled_from([0, 0, 2]), OUTCOMES, EVENTS)
 def test_whatever_happens(
     chosen: tuple[dict[str, Any], dict[str, Any]],
-    answers_first: bool,
+    ends_first: bool,
     count: int,
     pinned: int,
-    answers: dict[Step, list[Answer]],
+    outcomes: dict[Step, list[Outcome]],
     events: list[tuple[str, Any]],
 ) -> None:
-    drawn = {step: iter(those) for step, those in answers.items()}
+    drawn = {step: iter(those) for step, those in outcomes.items()}
 
-    def answer(do: StepCommand) -> Answer:
-        return next(drawn.get(do.step, iter(())), Answer(pinned=pinned))
+    def outcome(do: StepCommand) -> Outcome:
+        return next(drawn.get(do.step, iter(())), Outcome(pinned=pinned))
 
-    world = World(answer, *chosen, answers_first=answers_first)
+    world = World(outcome, *chosen, ends_first=ends_first)
     world.add(*ENGINES[:count])
     for what, about in events:
         happen(world, what, about)

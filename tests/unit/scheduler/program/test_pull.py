@@ -15,7 +15,7 @@ from scheduler.program.events import (
     UpdateResult,
 )
 from scheduler.reactor import SECOND, Runtime, VirtualClock
-from tests.unit.scheduler.program.world import Answer, World
+from tests.unit.scheduler.program.world import Outcome, World
 
 
 class Alone:
@@ -49,7 +49,7 @@ class Alone:
         self.runtime.inject(action, value)  # type: ignore[arg-type]
         self.runtime.advance()
 
-    def answers(self, engine: str) -> None:
+    def outcomes(self, engine: str) -> None:
         do = self.pending.pop(engine)
         fleet = do.step in ("launch", "stop")
         self.inject(
@@ -60,7 +60,7 @@ class Alone:
     def arrives(self, engine: str) -> None:
         """Carry out the engine's orders until it is open."""
         while engine in self.pending:
-            self.answers(engine)
+            self.outcomes(engine)
 
     def pull(self, *engines: str) -> None:
         """Order engines to pull, in place of the placement."""
@@ -107,7 +107,7 @@ def test_if_the_one_that_pulls_cannot_load_the_version_no_other_tries_before_it_
     fleet.inject(fleet.update.published, Published(1))
     fleet.second()
     while fleet.pending["a"].step != "load":
-        fleet.answers("a")
+        fleet.outcomes("a")
     fleet.pending.pop("a")
     fleet.inject(fleet.update.step_result, StepResult("a", "load", 1, False, "it cannot be read"))
     fleet.pull("b")
@@ -161,7 +161,7 @@ def test_an_ordered_engine_leaves_only_an_older_version_and_only_when_it_is_open
     assert fleet.holds == []  # there is nothing newer
     fleet.inject(fleet.update.published, Published(1))
     fleet.pull("a")
-    fleet.answers("a")
+    fleet.outcomes("a")
     fleet.pull("a")  # it is on its way
     assert (fleet.holds, fleet.pending["a"].step) == (["a"], "abort")
     fleet.arrives("a")
@@ -187,9 +187,9 @@ def test_a_version_that_an_engine_has_contradicted_is_not_live_because_others_sl
     """One engine sleeps on a node that its trainer has claimed; the other cannot load the weights or fails with them."""
     world = World(homes={"a": "t0"}).add("r", "a").claim("t0").run(10)
 
-    def answer(do: StepCommand) -> Answer:
-        return Answer(ok=do.version != 1 or do.step not in (wrong, "launch"))
+    def outcome(do: StepCommand) -> Outcome:
+        return Outcome(ok=do.version != 1 or do.step not in (wrong, "launch"))
 
-    world.answer = answer
+    world.outcome = outcome
     world.publish(1).run(30)
     assert [(ended.version, ended.live) for ended in world.watch.ends] == [(1, False)]

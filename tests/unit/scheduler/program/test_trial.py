@@ -7,18 +7,18 @@ import pytest
 from scheduler.program.events import Step, StepCommand
 from scheduler.program.trial import Trial
 from tests.unit.scheduler.program.fleets import but, fleet_of
-from tests.unit.scheduler.program.world import Answer, World
+from tests.unit.scheduler.program.world import Outcome, World
 
 
 def fails_with(version: int, *steps: Step, engine: str = "", hangs: bool = False) -> World:
     """Engines at version 0, at second 10; those named (all, if none is) cannot do some steps with a version."""
     world = fleet_of("a", "b")
-    wrong = Answer(after_s=None) if hangs else Answer(ok=False)
+    wrong = Outcome(after_s=None) if hangs else Outcome(ok=False)
 
     def fails(do: StepCommand) -> bool:
         return do.version == version and do.step in steps and engine in ("", do.engine)
 
-    world.answer = but(fails, wrong)
+    world.outcome = but(fails, wrong)
     return world
 
 
@@ -58,7 +58,7 @@ def test_whatever_it_fails_at_it_is_bad_and_no_engine_is_given_up(
 def test_bad_versions_cost_no_restart() -> None:
     """Ten of them in a window in which two restarts are allowed; then the engine dies twice, and is there again."""
     world = World(fleet={"window_s": 1000}).add("a").run(10)
-    world.answer = but(lambda do: 0 < do.version < 11 and do.step in ("load", "launch"), Answer(ok=False))
+    world.outcome = but(lambda do: 0 < do.version < 11 and do.step in ("load", "launch"), Outcome(ok=False))
     world.publish(*range(1, 11)).run(200)
     assert [bool(ended.bad) for ended in world.watch.ends] == [True] * 10
     world.lose("a").run(20).lose("a").run(20)
@@ -69,7 +69,7 @@ def test_bad_versions_cost_no_restart() -> None:
 def test_an_engine_that_dies_of_a_version_has_its_restart_back() -> None:
     """The cause of its death is unknown until its process fails with the version and runs with the one before."""
     world = World(fleet={"max_restarts": 1}).add("a").run(10)
-    world.answer = but(lambda do: do.version == 1 and do.step == "launch", Answer(ok=False))
+    world.outcome = but(lambda do: do.version == 1 and do.step == "launch", Outcome(ok=False))
     world.publish(1).run(3).lose("a", "it was killed: out of memory").run(20)
     assert world.story()[-1].endswith("version 1 bad")
     assert world.lose("a").run(20).watch.engines["a"].runs == 0
@@ -77,11 +77,11 @@ def test_an_engine_that_dies_of_a_version_has_its_restart_back() -> None:
 
 def test_a_version_that_does_not_reach_engines_is_not_at_fault() -> None:
     world = fleet_of("a", "b")
-    away = but(lambda do: do.version == 1 and do.step in ("load", "launch"), Answer(ok=False, excused=True))
-    world.answer = away
+    away = but(lambda do: do.version == 1 and do.step in ("load", "launch"), Outcome(ok=False, excused=True))
+    world.outcome = away
     world.publish(1).run(8)
     assert not world.watch.ends
-    world.answer = lambda _do: Answer()
+    world.outcome = lambda _do: Outcome()
     assert world.run(60).story()[-1].endswith("version 1 live")
 
 
@@ -93,7 +93,7 @@ def test_one_start_that_fails_proves_nothing() -> None:
 
 def test_an_engine_that_fails_with_the_live_version_too_is_at_fault() -> None:
     world = fleet_of("a", "b")
-    world.answer = but(lambda do: do.engine == "a" and do.step in ("load", "launch"), Answer(ok=False))
+    world.outcome = but(lambda do: do.engine == "a" and do.step in ("load", "launch"), Outcome(ok=False))
     story = world.publish(1).run(90).story()
     assert [line.split(" ", 1)[1] for line in story if "version" in line] == ["version 1 live (a given up)"]
     assert world.watch.engines["b"].runs == 1
@@ -102,9 +102,9 @@ def test_an_engine_that_fails_with_the_live_version_too_is_at_fault() -> None:
 def test_a_version_that_one_engine_runs_is_not_bad() -> None:
     world = fleet_of("a", "b")
     broken = but(
-        lambda do: do.engine == "b" and do.version == 1 and do.step in ("load", "launch"), Answer(ok=False)
+        lambda do: do.engine == "b" and do.version == 1 and do.step in ("load", "launch"), Outcome(ok=False)
     )
-    world.answer = broken
+    world.outcome = broken
     story = world.publish(1).run(80).story()
     assert [line.split(" ", 1)[1] for line in story if "version" in line] == ["version 1 live (b given up)"]
     assert world.watch.engines["a"].runs == 1
@@ -126,16 +126,16 @@ def test_the_next_version_is_tried_after_a_bad_one() -> None:
 
 def test_where_nothing_works_the_version_is_not_called_bad() -> None:
     world = fleet_of("a")
-    world.answer = but(lambda do: do.step in ("load", "launch"), Answer(ok=False))
+    world.outcome = but(lambda do: do.step in ("load", "launch"), Outcome(ok=False))
     story = world.publish(1).run(60).story()
     assert [line.split(" ", 1)[1] for line in story if "version" in line] == ["version 1 failed (a given up)"]
 
 
 def test_an_engine_that_is_tried_again_later_finds_the_version_bad_after_all() -> None:
     world = World(fleet={"max_restarts": 0}).add("a").run(10)
-    down = but(lambda do: do.step in ("load", "launch"), Answer(ok=False))
-    bad = but(lambda do: do.version == 1 and do.step in ("load", "launch"), Answer(ok=False))
-    world.answer = lambda do: down(do) if world.now < 30 else bad(do)
+    down = but(lambda do: do.step in ("load", "launch"), Outcome(ok=False))
+    bad = but(lambda do: do.version == 1 and do.step in ("load", "launch"), Outcome(ok=False))
+    world.outcome = lambda do: down(do) if world.now < 30 else bad(do)
     world.publish(1).run(90)
     assert [line.split(" ", 1)[1] for line in world.story() if "version" in line] == [
         "version 1 failed (a given up)",
@@ -148,7 +148,7 @@ def test_an_engine_that_is_tried_again_later_finds_the_version_bad_after_all() -
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 def test_in_every_mode_and_order(mode: str, order: str) -> None:
     world = fleet_of("a", "b", mode=mode, order=order)
-    world.answer = but(lambda do: do.version == 1 and do.step == "probe", Answer(ok=False))
+    world.outcome = but(lambda do: do.version == 1 and do.step == "probe", Outcome(ok=False))
     story = world.publish(1).run(60).story()
     assert [line.split(" ", 1)[1] for line in story if "version" in line] == ["version 1 bad"]
     assert world.publish(2).run(60).story()[-1].endswith("version 2 live") or order == "pull"

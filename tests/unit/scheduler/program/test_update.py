@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.scheduler.program.fleets import but, fleet_of
-from tests.unit.scheduler.program.world import Answer, World
+from tests.unit.scheduler.program.world import Outcome, World
 
 
 def test_abort_rolling_one_engine_after_the_other() -> None:
@@ -32,7 +32,7 @@ def test_abort_rolling_one_engine_after_the_other() -> None:
 
 def test_an_engine_that_fails_its_probe_is_restarted_with_the_new_weights() -> None:
     world = fleet_of("a", "b")
-    world.answer = but(lambda do: do.step == "probe" and world.now < 20, Answer(ok=False))
+    world.outcome = but(lambda do: do.step == "probe" and world.now < 20, Outcome(ok=False))
     story = world.publish(1).run(30).story()
     assert story[6:12] == [
         "16 a probe 1",
@@ -48,10 +48,10 @@ def test_an_engine_that_fails_its_probe_is_restarted_with_the_new_weights() -> N
 
 def test_a_version_that_no_engine_loads_fails_and_can_be_published_again() -> None:
     world = fleet_of("a")
-    world.answer = but(lambda do: do.step == "load" or do.step == "launch", Answer(ok=False))
+    world.outcome = but(lambda do: do.step == "load" or do.step == "launch", Outcome(ok=False))
     story = world.publish(1).run(40).story()
     assert [line.split(" ", 1)[1] for line in story if "version" in line] == ["version 1 failed (a given up)"]
-    world.answer = lambda do: Answer()
+    world.outcome = lambda do: Outcome()
     story = world.publish(1).run(10).story()
     assert [line.split(" ", 1)[1] for line in story] == [
         "a stop 1",
@@ -65,7 +65,7 @@ def test_a_version_that_no_engine_loads_fails_and_can_be_published_again() -> No
 
 def test_a_failed_version_whose_engine_came_back_is_live_immediately_when_published_again() -> None:
     world = World(fleet={"max_restarts": 0}).add("a").run(10)
-    world.answer = but(lambda do: do.step == "probe" and world.now < 40, Answer(ok=False))
+    world.outcome = but(lambda do: do.step == "probe" and world.now < 40, Outcome(ok=False))
     world.publish(1).run(90)
     assert world.watch.engines["a"].runs == 1
     world.story()
@@ -74,7 +74,7 @@ def test_a_failed_version_whose_engine_came_back_is_live_immediately_when_publis
 
 def test_an_update_survives_the_engine_that_cannot_follow() -> None:
     world = fleet_of("a", "b")
-    world.answer = but(lambda do: do.engine == "a" and do.step == "probe", Answer(ok=False))
+    world.outcome = but(lambda do: do.engine == "a" and do.step == "probe", Outcome(ok=False))
     story = world.publish(1).run(60).story()
     assert [line.split(" ", 1)[1] for line in story if "version" in line] == ["version 1 live (a given up)"]
     assert world.watch.engines["b"].runs == 1
@@ -102,7 +102,7 @@ def test_a_version_published_while_the_first_engine_is_launched_waits_for_it() -
 def test_an_engine_added_before_an_update_does_not_stay_behind() -> None:
     """The engine was launched with version 0 and comes up long after the others run version 1."""
     world = fleet_of("a")
-    world.answer = but(lambda do: do.step == "launch", Answer(after_s=7))
+    world.outcome = but(lambda do: do.step == "launch", Outcome(after_s=7))
     story = world.add("b").publish(1).run(40).story()
     assert "17 b label 0" in story
     assert "20 b hold 1" in story
@@ -119,7 +119,7 @@ def test_an_engine_that_dies_of_the_new_weights_is_back_before_the_next_is_held(
     world = fleet_of("a", "b", "c").publish(1).run(8)
     assert world.story()[-1] == "18 b hold 1"
     assert world.watch.engines["a"].runs == 1
-    world.answer = but(lambda do: do.step == "launch", Answer(after_s=7))
+    world.outcome = but(lambda do: do.step == "launch", Outcome(after_s=7))
     story = world.lose("a").run(30).story()
     assert "25 b open 1" in story
     assert "28 a open 1" in story
@@ -129,7 +129,7 @@ def test_an_engine_that_dies_of_the_new_weights_is_back_before_the_next_is_held(
 def test_an_engine_that_is_tried_again_during_an_update_is_waited_for() -> None:
     """The other one is given up at 44, when this one, given up at 11, is on its way again."""
     world = World(fleet={"max_restarts": 0, "revive_s": 30}, update={"hold_s": 31}).add("a", "b").run(10)
-    world.answer = but(lambda do: do.engine == "b" and do.step == "settle", Answer(after_s=None))
+    world.outcome = but(lambda do: do.engine == "b" and do.step == "settle", Outcome(after_s=None))
     story = world.publish(1).run(1).lose("a").run(50).story()
     assert story[-6:] == [
         "42 a launch 1",
@@ -143,14 +143,14 @@ def test_an_engine_that_is_tried_again_during_an_update_is_waited_for() -> None:
 
 def test_the_deadline_of_a_step_is_not_that_of_the_same_step_later() -> None:
     """Its process died in the middle of `label` (3 s); the deadline of that passes while the next process is at `label`."""
-    world = World(lambda do: Answer(after_s=2 if do.step == "label" else 1))
+    world = World(lambda do: Outcome(after_s=2 if do.step == "label" else 1))
     story = world.add("a").run(1).lose("a").run(10).story()
     assert story[1:5] == ["1 a label 0", "1 a stop 0", "2 a launch 0", "3 a label 0"]
     assert story[5:] == ["5 a probe 0", "6 a open 0"]
 
 
 def test_the_deadline_of_a_removed_engine_is_not_that_of_the_next_of_its_name() -> None:
-    world = World(lambda do: Answer(after_s={"label": 2, "launch": 0}.get(do.step, 1)))
+    world = World(lambda do: Outcome(after_s={"label": 2, "launch": 0}.get(do.step, 1)))
     story = world.add("a").run(0).remove("a").run(2).add("a").run(10).story()
     assert story[1:4] == ["0 a label 0", "0 a drain 0", "1 a stop 0"]
     assert story[4:] == ["2 a launch 0", "2 a label 0", "4 a probe 0", "5 a open 0"]

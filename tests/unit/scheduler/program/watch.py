@@ -250,11 +250,11 @@ class Watch:
                 assert engine.given_up is not None or engine.sleeps or ended.version < self._newest
 
     def passed(self, now: int) -> None:
-        """All that was to happen until now has happened: no deadline was missed in silence, and no claim was left unanswered."""
+        """All that was to happen until now has happened: no deadline was missed in silence, and no claim was left unserved."""
         for name, node in self.nodes.items():
             if node.claimed is not None:
-                answered = node.role == "train"
-                assert answered or now < node.claimed + self._lending["deadline_s"], f"{name} is waited for"
+                ended = node.role == "train"
+                assert ended or now < node.claimed + self._lending["deadline_s"], f"{name} is waited for"
             here = [engine for name, engine in self.engines.items() if name in node.engines]
             if node.claimable:
                 assert all(engine.unwanted for engine in here if engine.removed is None)

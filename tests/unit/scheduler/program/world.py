@@ -49,12 +49,12 @@ LENDING = {"margin_s": 1, "min_stay_s": 2, "deadline_s": 11, "claim_s": 50, "smo
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Outcome:
     """The outcome of one step of an engine."""
 
     ok: bool = True
     after_s: int | None = 1
-    """None: it never answers."""
+    """None: it never responds."""
     pinned: int = 0
     stubborn: bool = False
     """The result comes also when it is no longer awaited."""
@@ -65,13 +65,13 @@ class Answer:
 @dataclass(slots=True)
 class _Step:
     do: StepCommand
-    answer: Answer
+    outcome: Outcome
     ends: int | None
 
 
 @dataclass(slots=True)
 class _Late:
-    """The answer to a step that something else followed."""
+    """The response to a step that something else followed."""
 
     ends: int
     done: StepResult
@@ -88,14 +88,14 @@ class _Kept(io.BytesIO):
 class World:
     """One model and its engines. Times are whole seconds."""
 
-    answer: Callable[[StepCommand], Answer] = field(default=lambda do: Answer())
+    outcome: Callable[[StepCommand], Outcome] = field(default=lambda do: Outcome())
     fleet: dict[str, Any] = field(default_factory=dict)
     update: dict[str, Any] = field(default_factory=dict)
     lending: dict[str, Any] = field(default_factory=dict)
     homes: dict[str, str] = field(default_factory=dict)
     """On which node engines live; each has both tags."""
-    answers_first: bool = True
-    """Puts an answer and a deadline of one time at one tag; otherwise the deadline's tag comes first."""
+    ends_first: bool = True
+    """Puts a response and a deadline of one time at one tag; otherwise the deadline's tag comes first."""
     lines: list[str] = field(default_factory=list)
     watch: Watch = field(init=False)
     _runtime: Runtime = field(init=False)
@@ -105,7 +105,7 @@ class World:
     _program: ControlProgram = field(init=False)
     _steps: dict[str, _Step] = field(default_factory=dict)
     _late: list[_Late] = field(default_factory=list)
-    _answered: list[StepResult] = field(default_factory=list)
+    _ended: list[StepResult] = field(default_factory=list)
     _wanted: tuple[Wanted, ...] = ()
     """Sent at the last tag: the fleet receives it at the next, and so does the watch."""
 
@@ -237,7 +237,7 @@ class World:
     def repeat_results(self) -> None:
         """Send every result again, but those of pending steps. Nothing may follow."""
         self.run()
-        for done in self._answered:
+        for done in self._ended:
             self._send_late(done)
 
     def story(self) -> list[str]:
@@ -274,22 +274,22 @@ class World:
 
     def _settle(self) -> None:
         """Does what is due now, until nothing is."""
-        if not self.answers_first:
+        if not self.ends_first:
             self._advance()
-        while self._answer_due():
+        while self._outcome_due():
             self._advance()
         self._advance()
         if self.update["order"] == "pull":
             self._happens(self._program.placements[MODEL].snapshot, Snapshot(()))
             self._advance()
-        while self._answer_due():
+        while self._outcome_due():
             self._advance()
         for late in [late for late in self._late if late.ends <= self._clock.now()]:
             self._late.remove(late)
             self._send_late(late.done)
         self.watch.passed(self.now)
 
-    def _answer_due(self) -> bool:
+    def _outcome_due(self) -> bool:
         """Send the result of every step that ends now, one after the other. Return whether there was one.
 
         The watch receives each when the program does: what that decides on one result, or on a deadline, may end a step before
@@ -305,13 +305,13 @@ class World:
         done = _done(step)
         if self._steps.get(done.engine) is step:
             del self._steps[done.engine]
-            self._answered.append(done)
-            self._happens(self._hears(done), done, partial(self._answers, done))
-        # Later than the answer, which may be due at the time of its deadline
+            self._ended.append(done)
+            self._happens(self._hears(done), done, partial(self._ends, done))
+        # Later than the response, which may be due at the time of its deadline
         if done.ok and done.step == "open":
             self._happens(self._program.placements[MODEL].opened, Opened(done.engine, done.version))
 
-    def _answers(self, done: StepResult) -> None:
+    def _ends(self, done: StepResult) -> None:
         """Unless it crosses a decision."""
         engine = self.watch.engines.get(done.engine)
         if engine is not None and (engine.pending, engine.to) == (done.step, done.version):
@@ -343,12 +343,12 @@ class World:
         if do.step in ("hold", "drain", "stop", "quarantine"):
             self._runtime.inject(self._program.placements[MODEL].closed, Closed(do.engine))
         before = self._steps.pop(do.engine, None)
-        if before is not None and before.ends is not None and before.answer.stubborn:
+        if before is not None and before.ends is not None and before.outcome.stubborn:
             self._late.append(_Late(before.ends, _done(before)))
         if do.step != "quarantine":
-            answer = self.answer(do)
-            ends = None if answer.after_s is None else self._clock.now() + answer.after_s * SECOND
-            self._steps[do.engine] = _Step(do, answer, ends)
+            outcome = self.outcome(do)
+            ends = None if outcome.after_s is None else self._clock.now() + outcome.after_s * SECOND
+            self._steps[do.engine] = _Step(do, outcome, ends)
 
     def _on_wanted(self, _tag: Tag, wanted: tuple[Wanted, ...]) -> None:
         self._wanted += wanted
@@ -369,7 +369,7 @@ class World:
 
 
 def _done(step: _Step) -> StepResult:
-    do, answer = step.do, step.answer
-    pinned = answer.pinned if do.step == "hold" else 0
-    why = "" if answer.ok else "it cannot"
-    return StepResult(do.engine, do.step, do.version, answer.ok, why, pinned, answer.excused)
+    do, outcome = step.do, step.outcome
+    pinned = outcome.pinned if do.step == "hold" else 0
+    why = "" if outcome.ok else "it cannot"
+    return StepResult(do.engine, do.step, do.version, outcome.ok, why, pinned, outcome.excused)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.messages import MessagesRequest
-from gateway.dialects.messages_answer import MessagesAnswer
 from gateway.dialects.messages_content import conversation
+from gateway.dialects.messages_output import MessagesOutput
 from gateway.generation.reply import Choices, Reply
 from gateway.render.renderer import ToolCall
 from gateway.render.segmenter import Piece
@@ -35,9 +35,9 @@ def reply_of(pieces: Sequence[Piece], finish: str | Exception = "stop", stop: st
     return reply
 
 
-def answer_of(reply: Reply, thinking: Any = None, max_tokens: int = 1000) -> MessagesAnswer:
+def response_of(reply: Reply, thinking: Any = None, max_tokens: int = 1000) -> MessagesOutput:
     values = {"model": "m", "max_tokens": max_tokens, "messages": [USER], "thinking": thinking}
-    return MessagesAnswer(Choices([reply.read()]), MessagesRequest.model_validate(values))
+    return MessagesOutput(Choices([reply.read()]), MessagesRequest.model_validate(values))
 
 
 def assembled(data: bytes) -> dict[str, Any]:
@@ -84,8 +84,8 @@ def assembled(data: bytes) -> dict[str, Any]:
     return message
 
 
-async def streamed(answer: MessagesAnswer) -> bytes:
-    return b"".join([part async for part in answer.events()])
+async def streamed(response: MessagesOutput) -> bytes:
+    return b"".join([part async for part in response.events()])
 
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -108,8 +108,8 @@ thinking_ = st.sampled_from(
 @given(pieces_, thinking_)
 async def test_whole_and_streamed_are_the_same(pieces: list[Piece], thinking: Any) -> None:
     reply = reply_of(pieces)
-    whole = await answer_of(reply, thinking).complete()
-    assert assembled(await streamed(answer_of(reply, thinking))) == whole
+    whole = await response_of(reply, thinking).complete()
+    assert assembled(await streamed(response_of(reply, thinking))) == whole
     assert whole["usage"]["output_tokens"] == len(pieces) + 1
     shown = thinking is not None and thinking["type"] != "disabled"
     has_thoughts = any(block["type"] == "thinking" for block in whole["content"])
@@ -119,7 +119,7 @@ async def test_whole_and_streamed_are_the_same(pieces: list[Piece], thinking: An
 @given(pieces_, thinking_)
 async def test_what_is_sent_back_is_what_was_recorded(pieces: list[Piece], thinking: Any) -> None:
     reply = reply_of(pieces)
-    whole = await answer_of(reply, thinking).complete()
+    whole = await response_of(reply, thinking).complete()
     recorded = digests([USER, reply.message()], [])
     assert (
         digests(conversation(None, [USER, {"role": "assistant", "content": whole["content"]}]), [])
@@ -132,7 +132,7 @@ async def test_what_is_sent_back_is_what_was_recorded(pieces: list[Piece], think
 
 async def test_blocks_in_their_order() -> None:
     pieces = [Piece("reasoning", "h"), Piece("reasoning", "m"), Piece("content", "so"), ADD, ADD]
-    whole = await answer_of(reply_of(pieces, "tool_calls"), SHOWN).complete()
+    whole = await response_of(reply_of(pieces, "tool_calls"), SHOWN).complete()
     signature = whole["content"][0].pop("signature")
     assert signature
     ids = [block.pop("id") for block in whole["content"][2:]]
@@ -147,7 +147,7 @@ async def test_blocks_in_their_order() -> None:
     assert whole["stop_reason"] == "tool_use"
     other = reply_of(pieces)
     other.call_id = "msg_2"
-    assert (await answer_of(other, SHOWN).complete())["content"][0]["signature"] != signature
+    assert (await response_of(other, SHOWN).complete())["content"][0]["signature"] != signature
 
 
 @pytest.mark.parametrize(
@@ -163,23 +163,23 @@ async def test_blocks_in_their_order() -> None:
 async def test_why_it_ended(
     finish: str, stop: str, max_tokens: int, expected: tuple[str, str | None]
 ) -> None:
-    answer = await answer_of(
+    response = await response_of(
         reply_of([Piece("content", "x")], finish, stop), max_tokens=max_tokens
     ).complete()
-    assert (answer["stop_reason"], answer["stop_sequence"]) == expected
+    assert (response["stop_reason"], response["stop_sequence"]) == expected
 
 
 async def test_arguments_that_are_no_object_break_no_client() -> None:
     for arguments in ("[1]", "five", "NaN"):
         reply = reply_of([Piece("tool_call", tool_call=ToolCall("add", arguments))])
-        whole = await answer_of(reply).complete()
+        whole = await response_of(reply).complete()
         assert whole["content"][0]["input"] == {"raw_arguments": arguments}
-        assert assembled(await streamed(answer_of(reply))) == whole
+        assert assembled(await streamed(response_of(reply))) == whole
 
 
 async def test_a_failure_is_raised_and_no_end_is_sent() -> None:
     reply = reply_of([Piece("content", "x")], EngineError("broken"))
-    events = answer_of(reply).events()
+    events = response_of(reply).events()
     sent = await anext(events)
     assert b"text_delta" in sent
     assert b"_stop" not in sent

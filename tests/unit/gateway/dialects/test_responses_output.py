@@ -1,4 +1,4 @@
-"""An answer's items and events: the same whatever way its pieces come, and as the SDK types them."""
+"""A response's items and events: the same whatever way its pieces come, and as the SDK types them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from gateway.dialects.responses import parse
-from gateway.dialects.responses_answer import ResponsesAnswer
 from gateway.dialects.responses_input import items, messages
+from gateway.dialects.responses_output import ResponsesOutput
 from gateway.dialects.responses_tools import Toolbox
 from gateway.generation.reply import Choices, Reply
 from gateway.render.renderer import ChatRenderer
@@ -48,15 +48,15 @@ def reply_of(renderer: ChatRenderer, text: str, cuts: list[int], finish: str = "
     return reply
 
 
-def answer_of(reply: Reply, renderer: ChatRenderer, keep: Any = None, **values: Any) -> ResponsesAnswer:
+def response_of(reply: Reply, renderer: ChatRenderer, keep: Any = None, **values: Any) -> ResponsesOutput:
     request = parse({"model": "m", "input": "hi", **values})
     toolbox = Toolbox.of(request.tools or (), "refuse")
-    return ResponsesAnswer(Choices([reply.read()]), request, toolbox, renderer, keep)
+    return ResponsesOutput(Choices([reply.read()]), request, toolbox, renderer, keep)
 
 
-def events_of(answer: ResponsesAnswer) -> list[dict[str, Any]]:
+def events_of(response: ResponsesOutput) -> list[dict[str, Any]]:
     async def read() -> bytes:
-        return b"".join([part async for part in answer.events()])
+        return b"".join([part async for part in response.events()])
 
     return parsed(asyncio.run(read()))
 
@@ -76,14 +76,14 @@ def parsed(raw: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def check_events(events: list[dict[str, Any]], answer: dict[str, Any]) -> None:
-    """Assert that events start and end correctly, are in order, and add up to the whole answer."""
+def check_events(events: list[dict[str, Any]], response: dict[str, Any]) -> None:
+    """Assert that events start and end correctly, are in order, and add up to the whole response."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1] == {
-        "type": f"response.{answer['status']}",
+        "type": f"response.{response['status']}",
         "sequence_number": len(events) - 1,
-        "response": answer,
+        "response": response,
     }
     built: list[dict[str, Any]] = []
     open_item = None
@@ -114,7 +114,7 @@ def check_events(events: list[dict[str, Any]], answer: dict[str, Any]) -> None:
             elif kind.endswith(".delta"):
                 open_item["deltas"] = open_item.get("deltas", "") + event["delta"]
     assert open_item is None
-    assert built == answer["output"]
+    assert built == response["output"]
 
 
 @given(data=st.data())
@@ -128,11 +128,11 @@ def test_events_and_the_whole_response_are_equal(renderer: ChatRenderer, data: s
     summary = data.draw(st.sampled_from([None, "auto"]))
     values["reasoning"] = {"summary": summary}
 
-    whole = asyncio.run(answer_of(reply_of(renderer, text, [], finish), renderer, **values).complete())
+    whole = asyncio.run(response_of(reply_of(renderer, text, [], finish), renderer, **values).complete())
     assert Response.model_validate(whole).model_dump(exclude_unset=True, by_alias=True) == whole
     check_response(whole)
     reply = reply_of(renderer, text, cuts, finish)
-    events = events_of(answer_of(reply, renderer, **values))
+    events = events_of(response_of(reply, renderer, **values))
     check_events(events, whole)
     assert whole["output"], "there is always an item"
     assert whole["status"] == ("incomplete" if finish == "length" else "completed")
@@ -144,7 +144,7 @@ def test_there_are_no_log_probabilities_from_a_tool_call_on(renderer: ChatRender
     text = 'Hé <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call></think>Hé '
     values = {"include": ["message.output_text.logprobs"]}
     for cuts in ([], [46], [3, 20, 47]):
-        whole = asyncio.run(answer_of(reply_of(renderer, text, cuts), renderer, **values).complete())
+        whole = asyncio.run(response_of(reply_of(renderer, text, cuts), renderer, **values).complete())
         texts = [part for item in whole["output"] for part in item.get("content", ())]
         assert [len(part["logprobs"]) for part in texts] == [4, 0]
 
@@ -165,7 +165,7 @@ def kinds(whole: dict[str, Any]) -> list[str]:
 
 def test_reasoning_a_message_and_calls_are_items_in_their_order(renderer: ChatRenderer) -> None:
     reply = reply_of(renderer, f"<think>\nhm\n</think>\n\nso{CALL}{CALL}", [])
-    whole = asyncio.run(answer_of(reply, renderer).complete())
+    whole = asyncio.run(response_of(reply, renderer).complete())
     assert kinds(whole) == ["reasoning", "message", "function_call", "function_call"]
     thought, message, *calls = whole["output"]
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}]
@@ -185,7 +185,7 @@ def test_reasoning_a_message_and_calls_are_items_in_their_order(renderer: ChatRe
 def test_the_logprobs_of_a_message_are_those_of_its_tokens(renderer: ChatRenderer, cuts: list[int]) -> None:
     reply = reply_of(renderer, f"<think>\nhm\n</think>\n\nso so{CALL}", cuts)
     include = ["message.output_text.logprobs"]
-    events = events_of(answer_of(reply, renderer, include=include))
+    events = events_of(response_of(reply, renderer, include=include))
     (message,) = [item for item in events[-1]["response"]["output"] if item["type"] == "message"]
     assert "".join(entry["token"] for entry in message["content"][0]["logprobs"]).strip("\n") == "so so"
     deltas = [e for e in events if e["type"] == "response.output_text.delta"]
@@ -193,7 +193,7 @@ def test_the_logprobs_of_a_message_are_those_of_its_tokens(renderer: ChatRendere
 
 
 def test_a_reply_that_was_cut_is_incomplete(renderer: ChatRenderer) -> None:
-    whole = asyncio.run(answer_of(reply_of(renderer, "long", [], "length"), renderer).complete())
+    whole = asyncio.run(response_of(reply_of(renderer, "long", [], "length"), renderer).complete())
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert whole["output"][-1]["status"] == "incomplete"
 
@@ -202,8 +202,10 @@ def test_the_response_repeats_the_request(renderer: ChatRenderer) -> None:
     tool = {"type": "function", "name": "add", "parameters": {}}
     given = {"instructions": "x", "truncation": "auto", "metadata": {"k": "v"}, "max_output_tokens": 9}
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
-    answer = answer_of(reply_of(renderer, "a", []), renderer, tools=[tool], text={"format": form}, **given)
-    whole = Response.model_validate(asyncio.run(answer.complete())).model_dump(by_alias=True)
+    response = response_of(
+        reply_of(renderer, "a", []), renderer, tools=[tool], text={"format": form}, **given
+    )
+    whole = Response.model_validate(asyncio.run(response.complete())).model_dump(by_alias=True)
     assert {name: whole[name] for name in given} == given
     assert whole["tools"][0] | tool == whole["tools"][0]
     assert whole["text"]["format"]["schema"] == {"type": "object"}
@@ -214,22 +216,24 @@ def test_the_response_has_the_values_that_were_used(renderer: ChatRenderer) -> N
     """Effective values appear where the configuration overrides the request and where the request sets none."""
     reply = reply_of(renderer, "a", [])
     reply.temperature, reply.top_p, reply.seconds = 0.5, 0.9, 3.75
-    answer = answer_of(reply, renderer, temperature=2.0, presence_penalty=0.5, reasoning={"effort": "low"})
-    whole = asyncio.run(answer.complete())
+    response = response_of(
+        reply, renderer, temperature=2.0, presence_penalty=0.5, reasoning={"effort": "low"}
+    )
+    whole = asyncio.run(response.complete())
     assert (whole["temperature"], whole["top_p"]) == (0.5, 0.9)
     assert (whole["presence_penalty"], whole["frequency_penalty"]) == (0.5, 0.0)
     assert (whole["created_at"], whole["completed_at"]) == (1000, 1004)
     assert whole["reasoning"] == {"effort": "low", "summary": None}
-    events = events_of(answer_of(reply, renderer))
+    events = events_of(response_of(reply, renderer))
     assert [e["response"]["completed_at"] for e in events if "response" in e] == [None, None, 1004]
     cut = reply_of(renderer, "a", [], "length")
-    assert asyncio.run(answer_of(cut, renderer).complete())["completed_at"] is None
+    assert asyncio.run(response_of(cut, renderer).complete())["completed_at"] is None
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
 def test_reasoning_is_also_a_summary_on_request(renderer: ChatRenderer, summary: str) -> None:
     reply = reply_of(renderer, "<think>\nhm well\n</think>\n\nso", [2, 5])
-    events = events_of(answer_of(reply, renderer, reasoning={"summary": summary}))
+    events = events_of(response_of(reply, renderer, reasoning={"summary": summary}))
     thought = events[-1]["response"]["output"][0]
     assert thought["summary"] == [{"type": "summary_text", "text": "hm well"}]
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm well"}]
@@ -248,12 +252,12 @@ def test_the_response_is_stored_before_it_is_reported_complete(renderer: ChatRen
     async def run() -> None:
         seen = b""
 
-        async def keep(answer: dict[str, Any]) -> None:
+        async def keep(response: dict[str, Any]) -> None:
             assert b"response.completed" not in seen
             assert b"output_text.delta" in seen
-            kept.append(answer)
+            kept.append(response)
 
-        async for part in answer_of(reply_of(renderer, "abc", [1, 2]), renderer, keep).events():
+        async for part in response_of(reply_of(renderer, "abc", [1, 2]), renderer, keep).events():
             seen += part
         assert kept == [parsed(seen)[-1]["response"]]
 
@@ -265,11 +269,11 @@ def test_a_failure_ends_the_stream_with_an_error_and_a_failed_response(renderer:
     reply.finish_reason, reply.failure = "", Unavailable("gone", retry_after=1.0, code="down")
 
     async def run() -> None:
-        answer, seen = answer_of(reply, renderer), b""
+        response, seen = response_of(reply, renderer), b""
         with pytest.raises(Unavailable) as raised:  # noqa: PT012
-            async for part in answer.events():
+            async for part in response.events():
                 seen += part
-        events = parsed(seen + answer.failure(raised.value))
+        events = parsed(seen + response.failure(raised.value))
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
         assert events[-2]["error"] == {

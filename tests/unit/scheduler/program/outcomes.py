@@ -7,7 +7,7 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from scheduler.program.events import Step
-from tests.unit.scheduler.program.world import Answer
+from tests.unit.scheduler.program.world import Outcome
 
 SETTINGS = st.tuples(
     st.fixed_dictionaries({"max_restarts": st.integers(0, 2), "backoff_s": st.sampled_from([1, 3])}),
@@ -17,8 +17,8 @@ SETTINGS = st.tuples(
 )
 
 
-ANSWER = st.builds(
-    Answer,
+OUTCOME = st.builds(
+    Outcome,
     ok=st.sampled_from([True, True, True, False]),
     after_s=st.sampled_from([1, 1, 0, 2, 3, 4, 6, 8, None]),
     pinned=st.sampled_from([0, 0, 2]),
@@ -27,7 +27,7 @@ ANSWER = st.builds(
 )
 
 
-ANSWERS = st.dictionaries(
-    st.sampled_from(get_args(Step)), st.lists(ANSWER, min_size=1, max_size=4), max_size=6
+OUTCOMES = st.dictionaries(
+    st.sampled_from(get_args(Step)), st.lists(OUTCOME, min_size=1, max_size=4), max_size=6
 )
 """The fate of a step that is begun for the first time, the second, ...; afterwards, and for other steps: done in 1 s."""

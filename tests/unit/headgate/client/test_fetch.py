@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import typer
 
-from gateway.cli.options import ask
+from gateway.cli.options import fetch
 from headgate.client import GatewayClient
 from tests.harness.waiting import within
 
 
-def test_a_gateway_that_takes_long_to_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_takes_long_to_respond_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = asyncio.Event()
     texts: list[str] = []
 
@@ -27,5 +27,5 @@ def test_a_gateway_that_takes_long_to_answer_is_named(monkeypatch: pytest.Monkey
         return {}
 
     monkeypatch.setattr(typer, "echo", echo)
-    ask("http://127.0.0.1:9", None, slow)
-    assert texts == ["waiting for an answer of the gateway at http://127.0.0.1:9"]
+    fetch("http://127.0.0.1:9", None, slow)
+    assert texts == ["waiting for a response of the gateway at http://127.0.0.1:9"]

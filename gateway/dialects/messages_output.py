@@ -1,6 +1,6 @@
 """Anthropic's Messages API: a reply as its message, whole or as its events.
 
-Thinking that was not requested is left out: such clients read the first block as the answer. Its tokens count, and
+Thinking that was not requested is left out: such clients read the first block as the reply. Its tokens count, and
 the record has them, so nothing is lost when the conversation goes on. A tool call is one block with all its input in one event,
 because a call is known only when it is whole. Invariant: whole or streamed, for the first client or for a retry, the blocks,
 their ids and signatures are the same.
@@ -24,7 +24,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 Block = dict[str, Any]
 
 
-class MessagesAnswer:
+class MessagesOutput:
     """The one reply to a request, for one client."""
 
     def __init__(self, choices: Choices, request: MessagesRequest) -> None:
@@ -42,10 +42,10 @@ class MessagesAnswer:
         self._calls = 0
 
     async def complete(self) -> dict[str, Any]:
-        """Return the answer in one piece."""
+        """Return the response in one piece."""
         blocks: list[Block] = []
-        async for news in self._choices:
-            for _, delivery in news:
+        async for deliveries in self._choices:
+            for _, delivery in deliveries:
                 for piece in delivery.pieces:
                     self._gather(blocks, piece)
         return {**self._message(), "content": blocks, **self._stop(), "usage": self._usage()}
@@ -68,12 +68,12 @@ class MessagesAnswer:
             blocks[-1][name] += piece.text
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events; what has come together is yielded together."""
+        """Yield the response as server-sent events; what has come together is yielded together."""
         begun = False
-        async for news in self._choices:
+        async for deliveries in self._choices:
             events = [] if begun else [self._start()]
             begun = True
-            for _, delivery in news:
+            for _, delivery in deliveries:
                 events += [self._events(piece) for piece in delivery.pieces]
             if some := b"".join(events):
                 yield some
@@ -174,7 +174,7 @@ class MessagesAnswer:
         }
 
     def _signature(self) -> str:
-        """Clients send it back; nothing is read from it."""
+        """Return the signature of a block of thinking. Clients send it back, and nothing is read from it."""
         name = f"{self._reply.call_id}:{self._index}".encode()
         return base64.b64encode(hashlib.blake2b(name, digest_size=24).digest()).decode()
 

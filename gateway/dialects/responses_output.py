@@ -1,7 +1,7 @@
-"""Responses, as OpenAI's API has them: the answer and its events.
+"""Responses, as OpenAI's API has them: the response and its events.
 
 A reply becomes items in the order in which its pieces come: reasoning, messages, function calls. Invariants: events and the whole
-answer show the same items; sequence numbers have no gaps; no event marks the answer as complete before `keep` is done, so
+response show the same items; sequence numbers have no gaps; no event marks the response as complete before `keep` is done, so
 a client that has the end can come back for it.
 """
 
@@ -17,20 +17,16 @@ from gateway.dialects.responses import ResponsesRequest
 from gateway.dialects.responses_input import item_id
 from gateway.dialects.responses_items import OutputItem
 from gateway.dialects.responses_tools import Toolbox, offered
-from gateway.generation.reply import (
-    Choices,
-    Delivery,
-    Reply,
-)
+from gateway.generation.reply import Choices, Delivery, Reply
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Piece
 from headgate.errors import GatewayError
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
-"""Stores a whole answer."""
+"""Stores a whole response."""
 
 
-class ResponsesAnswer:
+class ResponsesOutput:
     """The reply to a request, in OpenAI's form, for one client."""
 
     def __init__(
@@ -41,7 +37,7 @@ class ResponsesAnswer:
         renderer: ChatRenderer,
         keep: Keep | None,
     ) -> None:
-        """`keep`: None if the answer is not to be stored."""
+        """`keep`: None if the response is not to be stored."""
         self._choices = choices
         self._reply = choices.replies[0]
         self._request = request
@@ -61,21 +57,21 @@ class ResponsesAnswer:
         self._echo = _echo(request, self._reply)
 
     async def complete(self) -> dict[str, Any]:
-        """Return the answer in one piece."""
-        async for news in self._choices:
-            for _, delivery in news:
+        """Return the response in one piece."""
+        async for deliveries in self._choices:
+            for _, delivery in deliveries:
                 self._events(delivery)
         self._end()
         return await self._finished()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events; what has come together is yielded together."""
-        async for news in self._choices:
+        """Yield the response as server-sent events; what has come together is yielded together."""
+        async for deliveries in self._choices:
             begun = b"" if self._sequence else self._opening_events()
-            yield begun + b"".join([self._events(delivery) for _, delivery in news])
+            yield begun + b"".join([self._events(delivery) for _, delivery in deliveries])
         ended = self._end()
-        answer = await self._finished()
-        yield ended + self._event(f"response.{answer['status']}", response=answer)
+        response = await self._finished()
+        yield ended + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: GatewayError) -> bytes:
         """Return the events that end a stream that failed: OpenAI's SDK raises on the first of them, others wait for the
@@ -95,13 +91,13 @@ class ResponsesAnswer:
         return None if seconds is None else int(self._reply.received_at + seconds)
 
     async def _finished(self) -> dict[str, Any]:
-        answer = self._response(self._status)
-        answer["usage"] = self._usage()
+        response = self._response(self._status)
+        response["usage"] = self._usage()
         if self._status == "incomplete":
-            answer["incomplete_details"] = {"reason": "max_output_tokens"}
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._keep is not None:
-            await self._keep(answer)
-        return answer
+            await self._keep(response)
+        return response
 
     def _response(self, status: str) -> dict[str, Any]:
         return {
@@ -112,7 +108,7 @@ class ResponsesAnswer:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "output": [item.shown() for item in self._items],
+            "output": [item.api_form() for item in self._items],
             "usage": None,
             **self._echo,
         }
@@ -179,8 +175,8 @@ class ResponsesAnswer:
         item.heads.append(_head(_DELTA[kind], item.place | ({"logprobs": []} if kind == "message" else {})))
         self._items.append(item)
         events = [
-            self._event("response.output_item.added", output_index=index, item=item.begun()),
-            self._event("response.content_part.added", **item.place, part=item.part),
+            self._event("response.output_item.added", output_index=index, item=item.empty_form()),
+            self._event("response.content_part.added", **item.place, part=item.content_part),
         ]
         if kind == "reasoning" and self._request.summarized:
             item.summarized = True
@@ -201,13 +197,13 @@ class ResponsesAnswer:
         item.status = status
         events = [
             self._event(_DONE[item.kind], **item.place, text=item.text, **logprobs),
-            self._event("response.content_part.done", **item.place, part=item.part),
+            self._event("response.content_part.done", **item.place, part=item.content_part),
         ]
         for part in item.summary:
             place = item.summary_place
             events.append(self._event("response.reasoning_summary_text.done", **place, text=item.text))
             events.append(self._event("response.reasoning_summary_part.done", **place, part=part))
-        shown = item.shown()
+        shown = item.api_form()
         events.append(self._event("response.output_item.done", output_index=item.index, item=shown))
         return b"".join(events)
 
@@ -220,13 +216,13 @@ class ResponsesAnswer:
         prefix, event, filled = _CALL_EVENTS[kind]
         item = OutputItem(kind, item_id(prefix, self._reply.call_id, index), index, call=call)
         self._items.append(item)
-        added = self._event("response.output_item.added", output_index=index, item=item.begun())
+        added = self._event("response.output_item.added", output_index=index, item=item.empty_form())
         item.status = "completed"
         place, given = {"item_id": item.id, "output_index": index}, {filled: call[filled]}
         named = {"name": call["name"]} if kind == "function_call" else {}
         filled_in = self._event(f"{event}.delta", **place, delta=call[filled])
         filled_in += self._event(f"{event}.done", **place, **named, **given)
-        done = self._event("response.output_item.done", output_index=index, item=item.shown())
+        done = self._event("response.output_item.done", output_index=index, item=item.api_form())
         return closed + added + filled_in + done
 
     def _end(self) -> bytes:
@@ -284,7 +280,7 @@ def _head(kind: str, fields: dict[str, Any]) -> bytes:
 
 
 def _echo(request: ResponsesRequest, reply: Reply) -> dict[str, Any]:
-    """Return the request's parameters as the answer repeats them: as requested, or as used instead; null where not given."""
+    """Return the request's parameters as the response repeats them: as requested, or as used instead; null where not given."""
     reasoning = request.reasoning
     return {
         "background": False,
