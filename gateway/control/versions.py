@@ -267,7 +267,7 @@ class Versions(VersionRecords):
         """Raise Conflict if batches would be lost: those of versions before this one that were never published."""
         assert self._ledger is not None
         known = await self._database.read(lambda c: statements.parents(c, self.model))
-        next_batch = self._ledger.rule.next_buffer
+        next_batch = self._ledger.rule.next_batch
         missing = [number for number in range(next_batch + 1, version) if number not in known]
         if missing:
             which = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"

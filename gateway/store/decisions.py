@@ -28,7 +28,7 @@ class Decision:
     group_id: str
     episode_id: str = ""
     reason: str = ""
-    buffer: int | None = None
+    batch: int | None = None
     entry: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -44,7 +44,7 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
             "episode_id": decision.episode_id,
             "kind": decision.kind,
             "reason": decision.reason,
-            "buffer": decision.buffer,
+            "batch": decision.batch,
             "entry": decision.entry,
             "details": decision.details,
         }
@@ -56,7 +56,7 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
 
 def _event(model: str, decision: Decision) -> Event:
     subject = "episode" if decision.episode_id else "group"
-    facts = {"reason": decision.reason or None, "buffer": decision.buffer, "entry": decision.entry}
+    facts = {"reason": decision.reason or None, "batch": decision.batch, "entry": decision.entry}
     data = {name: value for name, value in facts.items() if value is not None} | decision.details
     return Event(f"{subject}.{decision.kind}", model, decision.episode_id, decision.group_id, data)
 
@@ -75,26 +75,26 @@ def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
 def trained(
     connection: Connection, model: str, first: int = 0, until: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the groups of the trained buffers from `first` to before `until`, in order of training."""
-    query = select(*_COLUMNS).where(DecisionRow.model == model, _TRAINED, DecisionRow.buffer >= first)
+    """Return the groups of the trained batches from `first` to before `until`, in order of training."""
+    query = select(*_COLUMNS).where(DecisionRow.model == model, _TRAINED, DecisionRow.batch >= first)
     if until is not None:
-        query = query.where(DecisionRow.buffer < until)
-    rows = connection.execute(query.order_by(DecisionRow.buffer, DecisionRow.entry)).mappings()
+        query = query.where(DecisionRow.batch < until)
+    rows = connection.execute(query.order_by(DecisionRow.batch, DecisionRow.entry)).mappings()
     return [dict(row) for row in rows]
 
 
-def groups_of_batch(buffer: int) -> Select[str, str]:
-    """Return the query of the model and id of each group that was trained in a buffer."""
-    return select(DecisionRow.model, DecisionRow.group_id).where(_TRAINED, DecisionRow.buffer == buffer)
+def groups_of_batch(batch: int) -> Select[str, str]:
+    """Return the query of the model and id of each group that was trained in a batch."""
+    return select(DecisionRow.model, DecisionRow.group_id).where(_TRAINED, DecisionRow.batch == batch)
 
 
 def batches(connection: Connection, model: str) -> list[dict[str, Any]]:
-    """Return the trained batches, in order: buffer, groups, trained_at (seconds since the epoch)."""
+    """Return the trained batches, in order: batch, groups, trained_at (seconds since the epoch)."""
     query = (
-        select(DecisionRow.buffer, func.count().label("groups"), func.min(DecisionRow.at).label("trained_at"))
+        select(DecisionRow.batch, func.count().label("groups"), func.min(DecisionRow.at).label("trained_at"))
         .where(DecisionRow.model == model, _TRAINED)
-        .group_by(DecisionRow.buffer)
-        .order_by(DecisionRow.buffer)
+        .group_by(DecisionRow.batch)
+        .order_by(DecisionRow.batch)
     )
     return [dict(row) for row in connection.execute(query).mappings()]
 

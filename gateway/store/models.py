@@ -287,7 +287,7 @@ class DecisionRow(Base):
     __table_args__ = (
         Index("ix_decisions_group", "group_id", "episode_id"),
         Index("ix_decisions_episode", "episode_id"),
-        _partial("ix_decisions_trained", "model", "buffer", "entry", where="kind = 'trained'"),
+        _partial("ix_decisions_trained", "model", "batch", "entry", where="kind = 'trained'"),
         _partial("ix_decisions_alone", "at", where="kind IN ('refused', 'deleted')"),
     )
 
@@ -302,7 +302,7 @@ class DecisionRow(Base):
     kind: Mapped[str] = mapped_column(Words(16))
     """admitted, refused, finished, rewarded, dropped, aborted, moved, occupied, trained, skipped, masked, deleted"""
     reason: Mapped[str] = mapped_column(Words(255))
-    buffer: Mapped[int | None] = mapped_column(Integer)
+    batch: Mapped[int | None] = mapped_column(Integer)
     entry: Mapped[int | None] = mapped_column(Integer)
     """The group's place in its batch."""
     details: Mapped[dict[str, Any]] = mapped_column(JSON)
@@ -351,14 +351,14 @@ class TrainerStepRow(Base):
 
 
 class LeaseRow(Base):
-    """The right to train on one buffer. The newest fence of a buffer is the valid one."""
+    """The right to train on one batch. The newest fence of a batch is the valid one."""
 
     __tablename__ = "leases"
 
     model: Mapped[str] = mapped_column(Words(255), primary_key=True)
     fence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     id: Mapped[str] = mapped_column(Words(40), unique=True)
-    buffer: Mapped[int] = mapped_column(Integer)
+    batch: Mapped[int] = mapped_column(Integer)
     consumer: Mapped[str] = mapped_column(Words(255))
     state: Mapped[str] = mapped_column(Words(16))
     checkpoint: Mapped[str] = mapped_column(Words(), default="")

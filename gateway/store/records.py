@@ -85,7 +85,7 @@ class LeaseRecord(TypedDict):
     model: str
     fence: int
     id: str
-    buffer: int
+    batch: int
     consumer: str
     state: str
     checkpoint: str

@@ -1,7 +1,7 @@
 """Finds and deletes closed episodes that nothing needs any more.
 
 An episode is *needed*, and stays whatever its age,
-- while its group is not over: it may still be trained (its buffer fills, waits or is leased);
+- while its group is not over: it may still be trained (its batch fills, waits or is leased);
 - while the batch in which it was trained is not in a checkpoint for certain: after a crash its trainer trains it again. An
   acknowledgement names the newest checkpoint, which may be that of the step before the first batch that names it, so batches from
   that one on are kept. Where the newest acknowledgement names none, nothing can be trained again from it;
@@ -68,7 +68,7 @@ class Found:
 
     row: Row
     fate: Fate
-    buffer: int | None
+    batch: int | None
     """The batch that was trained on it."""
     needed: Needed | None
     calls: int
@@ -154,12 +154,12 @@ def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
     uncertain = {model: _uncertain(connection, model) for model in {row["model"] for row in rows}}
     found = []
     for row in rows:
-        fate, buffer, needed = _fate(row, admitted.get(row["id"]), ends)
-        if fate == "trained" and buffer is not None and buffer >= uncertain[row["model"]]:
+        fate, batch, needed = _fate(row, admitted.get(row["id"]), ends)
+        if fate == "trained" and batch is not None and batch >= uncertain[row["model"]]:
             needed = "checkpoint"
         if needed is None and row["id"] in continued:
             needed = "answers"
-        found.append(Found(row, fate, buffer, needed, calls.get(row["id"], 0)))
+        found.append(Found(row, fate, batch, needed, calls.get(row["id"], 0)))
     return found
 
 
@@ -201,7 +201,7 @@ def _deletion_record(found: Found, reason: str) -> Decision:
     """Return the decision that remains of an episode."""
     row = found.row
     details = {"was": found.fate, "reason": row["reason"], "closed_at": row["closed_at"]}
-    return Decision("deleted", row["group_id"], row["id"], reason, found.buffer, details=details)
+    return Decision("deleted", row["group_id"], row["id"], reason, found.batch, details=details)
 
 
 def _fate(
@@ -217,13 +217,13 @@ def _fate(
     if end is None:
         return "untrained", None, "group"
     if end["kind"] == "trained" and row["id"] in end["details"]["episodes"]:
-        return "trained", end["buffer"], None
+        return "trained", end["batch"], None
     return "untrained", None, None
 
 
 def _ends(connection: Connection, group_ids: Collection[str]) -> dict[tuple[str, str], list[Row]]:
     """Return the ends of the groups of some names, by model and name, the oldest first."""
-    columns = [DecisionRow.__table__.c[n] for n in ("seq", "model", "group_id", "kind", "buffer", "details")]
+    columns = [DecisionRow.__table__.c[n] for n in ("seq", "model", "group_id", "kind", "batch", "details")]
     query = select(*columns).where(DecisionRow.group_id.in_(group_ids), DecisionRow.episode_id == "")
     found: dict[tuple[str, str], list[Row]] = {}
     rows = connection.execute(query).mappings()
@@ -266,5 +266,5 @@ def _uncertain(connection: Connection, model: str) -> float:
     checkpoint = connection.scalar(newest)
     if not checkpoint:
         return float("inf")
-    first = select(func.min(LeaseRow.buffer)).where(*acked, LeaseRow.checkpoint == checkpoint)
+    first = select(func.min(LeaseRow.batch)).where(*acked, LeaseRow.checkpoint == checkpoint)
     return float(connection.scalar(first) or 0)

@@ -55,7 +55,7 @@ def export(
     Raise ExportError, and ConfigError for a database that this build cannot read.
 
     Trained groups come first, in the order in which they were trained and as their leases gave them (ORPHANED is current); then,
-    with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with `buffer` -1.
+    with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with `batch` -1.
     Groups with a deleted episode are left out.
     """
     check_form(settings.store)

@@ -49,7 +49,7 @@ export interface TokensAnswer {
 interface TrainedAnswer {
   run: string;
   step: number;
-  buffer: number;
+  batch: number;
   version: number;
   logprob: Column;
   entropy: Column;

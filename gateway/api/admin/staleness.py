@@ -38,16 +38,16 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
     groups: dict[int, list[dict[str, Any]]] = {}
     for group in ledger.groups():
         if group.state != "dropped":
-            groups.setdefault(group.buffer, []).append(_group(group))
+            groups.setdefault(group.batch, []).append(_group(group))
     return {
         "model": found.name,
         "late_groups": settings.late_groups,
         "eta": settings.eta,
-        "batch": settings.batch,
+        "batch_size": settings.batch,
         "version": ledger.version,
-        "consumed": ledger.next_buffer,
+        "consumed": ledger.next_batch,
         "lease": found.leases.current(),
-        "buffers": [{**asdict(row), "groups": groups.get(row.buffer, [])} for row in ledger.buffers()],
+        "batches": [{**asdict(row), "groups": groups.get(row.batch, [])} for row in ledger.batches()],
         "slowest": await gateway.database.read(lambda c: episode_pages.slowest_groups(c, found.name)),
         "waiting": gateway.view.waiting(found.name),
         "lost": await gateway.database.read(lambda c: decisions.counts(c, found.name, _LOST, _OF_LATE)),
@@ -69,8 +69,8 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
         decided for decided in rows if decided["model"] == model
     ]  # groups of other models may have the same name
     story = explain(rows, episode_id) if rows else []
-    buffer = next((s["buffer"] for s in reversed(story) if s["kind"] in ("trained", "occupied")), -1)
-    entry = Entry("", 0, buffer, [episode_id])
+    batch = next((s["batch"] for s in reversed(story) if s["kind"] in ("trained", "occupied")), -1)
+    entry = Entry("", 0, batch, [episode_id])
     reader = access.shown(model).batches.reader
 
     def tokens(connection: Connection) -> tuple[int, Counter[str]]:
