@@ -40,11 +40,7 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
 from gateway.trajectories.recorder import Recorder
-from headgate.errors import (
-    EngineError,
-    GatewayError,
-    Unavailable,
-)
+from headgate.errors import EngineError, GatewayError, Unavailable
 from scheduler.program.placement import PlacementSettings
 
 log = logging.getLogger(__name__)

@@ -29,16 +29,8 @@ from gateway.cluster.messages import (
 )
 from gateway.cluster.serving import Serving
 from gateway.episodes.episodes import Episodes
-from gateway.generation.plan_messages import (
-    CallCounts,
-    Table,
-    peer_load_of,
-)
-from gateway.generation.pool import (
-    EngineMonitor,
-    EnginePool,
-    NoMonitor,
-)
+from gateway.generation.plan_messages import CallCounts, Table, peer_load_of
+from gateway.generation.pool import EngineMonitor, EnginePool, NoMonitor
 from gateway.generation.slot import Slot
 from headgate.errors import GatewayError
 from scheduler.program.calls import PeerLoad

@@ -20,11 +20,7 @@ from gateway.generation.peers import Peers
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
 from gateway.updates.engine_steps import EngineSteps
-from headgate.errors import (
-    EngineError,
-    Unavailable,
-    WeightsMissed,
-)
+from headgate.errors import EngineError, Unavailable, WeightsMissed
 from headgate.processes.child import LocalProcess
 from scheduler.program import ControlProgram
 from scheduler.program.events import (

@@ -24,19 +24,8 @@ from gateway.store import ledger as statements
 from gateway.store.database import Database
 from gateway.training_feed.ledger import StoredLedger
 from gateway.updates.distribution import Distribution
-from gateway.updates.weights_check import (
-    Weights,
-    known_weights,
-    read_weights,
-    require_probe,
-)
-from headgate.errors import (
-    Conflict,
-    EngineError,
-    Fenced,
-    NotFound,
-    Unprocessable,
-)
+from gateway.updates.weights_check import Weights, known_weights, read_weights, require_probe
+from headgate.errors import Conflict, EngineError, Fenced, NotFound, Unprocessable
 from headgate.weights.manifest import MANIFEST
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish

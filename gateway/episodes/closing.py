@@ -26,11 +26,7 @@ from gateway.store.database import Database, Write
 from gateway.store.sampled import Sampled, sampled
 from gateway.training_feed.ledger import StoredLedger
 from gateway.trajectories.recorder import Recorder
-from headgate.errors import (
-    Conflict,
-    Unavailable,
-    shortened,
-)
+from headgate.errors import Conflict, Unavailable, shortened
 from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 
 log = logging.getLogger(__name__)

@@ -34,20 +34,9 @@ from gateway.store.sampled import sampled
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.training_feed.ledger import LedgerListener, StoredLedger
 from gateway.trajectories.recorder import Recorder
-from headgate.errors import (
-    BadRequest,
-    Conflict,
-    NotAuthenticated,
-    NotFound,
-    Unavailable,
-    shortened,
-)
+from headgate.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
 from headgate.keys import key_hash, split_attempt
-from headgate.types import (
-    EpisodeOpened,
-    EpisodeRequest,
-    EpisodeSampling,
-)
+from headgate.types import EpisodeOpened, EpisodeRequest, EpisodeSampling
 from scheduler.policies.staleness_events import Join
 
 log = logging.getLogger(__name__)

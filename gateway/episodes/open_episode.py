@@ -11,11 +11,7 @@ from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
 from gateway.generation.running_calls import RunningCalls
 from gateway.store.sampled import Sampled
 from headgate.errors import Conflict
-from headgate.types import (
-    AS_REQUESTED,
-    EpisodeMode,
-    EpisodeSampling,
-)
+from headgate.types import AS_REQUESTED, EpisodeMode, EpisodeSampling
 
 CALLS = "calls"
 """The component of a reward that was posted on calls."""

@@ -22,11 +22,7 @@ from typing import Protocol, Self
 from gateway.config import LimitSettings
 from gateway.config.settings import Settings
 from gateway.tenancy.projects import Projects
-from headgate.errors import (
-    BadRequest,
-    Busy,
-    jittered,
-)
+from headgate.errors import BadRequest, Busy, jittered
 
 Holder = tuple[str, str]
 """`episode`, `agent` or `project`, and its name."""

@@ -19,14 +19,7 @@ from gateway.store import episodes, refused_calls, routes, turns
 from gateway.store.sampled import reasons
 from gateway.training_feed.decision_log import Entry
 from headgate.errors import NotFound
-from headgate.types import (
-    Episode,
-    Group,
-    Int32Array,
-    Node,
-    TokenFlag,
-    UInt8Array,
-)
+from headgate.types import Episode, Group, Int32Array, Node, TokenFlag, UInt8Array
 
 Orphans = Callable[[], Collection[int]]
 

@@ -23,11 +23,7 @@ from gateway.store.decisions import Decision, insert_decisions
 from gateway.training_feed.groups import GroupReader
 from gateway.training_feed.ledger import StoredLedger
 from headgate.errors import Conflict, NotFound
-from headgate.types import (
-    Group,
-    Lease,
-    LeasedGroups,
-)
+from headgate.types import Group, Lease, LeasedGroups
 from scheduler.policies.staleness_events import Consume, Leased, Returned
 
 _MAX_WAIT_S = 60.0

@@ -12,11 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from gateway.config import (
-    EngineSettings,
-    ModelSettings,
-    UpdateSettings,
-)
+from gateway.config import EngineSettings, ModelSettings, UpdateSettings
 from gateway.engines.base import Engine, Level
 from gateway.engines.process import RETURN_ROUTES, EngineProcess, connect
 from gateway.generation.peers import Peers
