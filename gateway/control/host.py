@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from gateway.config import EngineSettings
 from gateway.config.settings import ConfigError, Settings
+from gateway.control.program_settings import program_settings
 from gateway.generation.peers import Peers
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
@@ -94,7 +95,7 @@ class ControlHost:
         self._check_coordinator = check_coordinator
         self._peers = peers
         described = {name: program_settings(settings, name) for name in models}
-        whole = {"models": described, "lending": lending_settings(settings)}
+        whole = {"models": described, "lending": settings.lending.model_dump()}
         self.program = ControlProgram(whole)
         path = settings.control.recording
         self._recording = None
@@ -329,62 +330,6 @@ class ControlHost:
         self._runtime.inject(
             reactor.step_result, StepResult(do.engine, do.step, do.version, ok, detail, pinned, excused)
         )
-
-
-def program_settings(settings: Settings, model: str) -> dict[str, Any]:
-    """Return the control program's settings for a model."""
-    engine, update = settings.engine_of(model), settings.update
-    trained = settings.models[model].train
-    return {
-        **({"ledger": {}} if trained else {}),
-        "fleet": {
-            "start_s": engine.start_s + 5.0,
-            "drain_s": update.pause_timeout_s,
-            "sleep_s": settings.lending.deadline_s / 2,
-            "max_restarts": engine.max_restarts,
-            "window_s": engine.restart_window_s,
-            "insist": engine.launch == "external" and settings.cluster.url is not None,
-        },
-        "update": {
-            "mode": "adapter" if engine.transport == "lora" else update.mode,
-            "order": update.order,
-            "hold_s": update.pause_timeout_s,
-            "load_s": update.load_s,
-        },
-        "placement": placement_settings(settings),
-    }
-
-
-def placement_settings(settings: Settings) -> dict[str, Any]:
-    """Return the control program's settings for routing."""
-    routing, pulls = settings.routing, settings.update.order == "pull"
-    names = ("rule", "min_gain_share", "late_call_weight")
-    prior = routing.engine_prior
-    return {
-        **{name: getattr(routing, name) for name in names},
-        "engine": {
-            "k1": prior.s_per_kv_token,
-            "k2": prior.s_per_batch,
-            "k3": prior.s_per_call,
-            "k4": prior.s_per_step,
-        },
-        "sync": {
-            "running_below": routing.running_below,
-            "rate_below": routing.rate_below,
-            "at_once": routing.pull_at_once,
-        },
-        "migration": {
-            "on": pulls if routing.migrate is None else routing.migrate,
-            "waiting_above": routing.waiting_above,
-            "gap_above": routing.gap_above,
-            "gap_until": routing.gap_until,
-        },
-    }
-
-
-def lending_settings(settings: Settings) -> dict[str, Any]:
-    """Return the control program's settings for lending."""
-    return settings.lending.model_dump()
 
 
 def _report_lost(path: Path, error: OSError) -> None:

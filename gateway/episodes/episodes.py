@@ -21,8 +21,8 @@ from gateway.episodes.admission import Admission
 from gateway.episodes.closing import Closing
 from gateway.episodes.closing_state import Outcome
 from gateway.episodes.deadlines import GroupDeadlines
-from gateway.episodes.open_episode import CALLS, closed, crashed, graded
-from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
+from gateway.episodes.episode_rows import check_same, new_episode, new_row, stored_episode
+from gateway.episodes.open_episode import CALLS, OpenEpisode, closed, crashed, graded
 from gateway.episodes.worth import RewardTaken, taken
 from gateway.generation.peers import NoPeers, Peers
 from gateway.grading.grading import Grading
@@ -36,7 +36,7 @@ from gateway.training_feed.ledger import LedgerListener, StoredLedger
 from gateway.trajectories.recorder import Recorder
 from headgate.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
 from headgate.keys import key_hash, split_attempt
-from headgate.types import EpisodeOpened, EpisodeRequest, EpisodeSampling
+from headgate.types import EpisodeOpened, EpisodeRequest
 from scheduler.policies.staleness_events import Join
 
 log = logging.getLogger(__name__)
@@ -82,24 +82,7 @@ class Episodes(LedgerListener):
         await self._database.submit(tallies.recount)
         rewards = await self._database.read(turns.unfinished_rewards)
         for row in await self._database.read(statements.unfinished):
-            live = OpenEpisode(
-                id=row["id"],
-                task_id=row["task_id"],
-                group_id=row["group_id"],
-                mode=row["mode"],
-                model=row["model"],
-                opened_at=now,
-                last_used_at=now,
-                posted=row["reward"],
-                components=row["components"],
-                call_rewards=rewards.get(row["id"], {}),
-                agent=row["agent"],
-                opening=statements.opener(row["key_hash"]),
-                continued=row["calls"] > 1,
-                version=row["version"],
-                sampling=EpisodeSampling(**(row["sampling"] or {})),
-                attempt=row["attempt"],
-            )
+            live = stored_episode(row, rewards.get(row["id"], {}), now)
             if row["state"] == "open":
                 self._live[live.id] = live
             else:
@@ -134,7 +117,7 @@ class Episodes(LedgerListener):
         """
         self._database.check()
         key = "" if request.opening else key or f"hg-{secrets.token_urlsafe(24)}"
-        row = _row(request, key)
+        row = new_row(request, key)
         with self._quota.reserve(request.model, (live.model for live in self._live.values())):
             if request.mode == "eval":
                 await self._admission.insert(row, partial(self._begin, row, request))
@@ -145,21 +128,7 @@ class Episodes(LedgerListener):
 
     def _begin(self, row: NewEpisode, request: EpisodeRequest, given_up: str) -> None:
         """Handle an episode that is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
-        now = time.monotonic()
-        live = OpenEpisode(
-            id=row["id"],
-            task_id=request.task_id,
-            group_id=row["group_id"],
-            mode=request.mode,
-            model=request.model,
-            opened_at=now,
-            last_used_at=now,
-            key_hash=row["key_hash"],
-            agent=request.agent,
-            opening=request.opening,
-            version=row["version"],
-            sampling=request.sampling,
-        )
+        live = new_episode(row, request, time.monotonic())
         self._live[live.id] = self._by_key[live.key_hash] = live
         self._peers.open_episode(live.id)
         for recorder in self._recorders:
@@ -179,7 +148,7 @@ class Episodes(LedgerListener):
                 await asyncio.wait({underway})
             row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
             if row is not None:
-                _check_same(row, request)
+                check_same(row, request)
                 return self._opened(row, key)
             if hashed not in self._opening:  # another request may have opened it in the meantime
                 break
@@ -418,31 +387,3 @@ class Episodes(LedgerListener):
     def _forget(self, live: OpenEpisode) -> None:
         self._live.pop(live.id, None)
         self._by_key.pop(live.key_hash, None)
-
-
-def _row(request: EpisodeRequest, key: str) -> NewEpisode:
-    """Return a new episode's row, without its version."""
-    return {
-        "id": f"ep-{secrets.token_hex(10)}",
-        "key_hash": statements.opened_by(request.opening) if request.opening else key_hash(key),
-        "task_id": request.task_id,
-        "group_id": request.group_id or f"{request.task_id}-{secrets.token_hex(6)}",
-        "mode": request.mode,
-        "model": request.model,
-        "details": dict(request.details),
-        "state": "open",
-        "reason": "",
-        "created_at": time.time(),
-        "agent": request.agent,
-        "notice": request.notice,
-        "sampling": request.sampling.stored(),
-    }
-
-
-def _check_same(row: dict[str, Any], request: EpisodeRequest) -> None:
-    given = {name: getattr(request, name) for name in ("task_id", "group_id", "mode", "model", "agent")}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    for name, value in {**wanted, "sampling": request.sampling.stored()}.items():
-        if row[name] != value:
-            message = f"this Idempotency-Key opened an episode with another {name}: {row[name]!r}"
-            raise Conflict(message, code="idempotency_key_used", param=name)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from gateway.store.columns import Words
+from gateway.store.columns import Words, partial_index
 
 _NAMES = {
     "ix": "ix_%(column_0_label)s",
@@ -16,11 +16,7 @@ _NAMES = {
     "pk": "pk_%(table_name)s",
 }
 _NOTHING = text("''")
-
-
-def _partial(name: str, *columns: str, where: str) -> Index:
-    """Return an index of the rows for which `where` is true. It serves only queries with the same words."""
-    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+_SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
@@ -38,7 +34,7 @@ class EpisodeRow(Base):
         Index("ix_episodes_created", "created_at", "id"),
         Index("ix_episodes_closed", "closed_at", "id"),
         Index("ix_episodes_state", "state", "created_at", "id"),
-        _partial("ix_episodes_unfinished", "id", where="state <> 'closed'"),
+        partial_index("ix_episodes_unfinished", "id", where="state <> 'closed'"),
         Index("ix_episodes_mode", "mode", "created_at", "id"),
         Index("ix_episodes_model", "model", "created_at", "id"),
         Index("ix_episodes_task", "task_id", "created_at", "id"),
@@ -152,8 +148,8 @@ class CallRow(Base):
     __tablename__ = "calls"
     __table_args__ = (
         Index("ix_calls_request_key", "episode_id", "request_key"),
-        _partial("ix_calls_open", "open_to", "digest", where="open_to IS NOT NULL"),
-        _partial("ix_calls_faulty", "received_at", where="tool_faults IS NOT NULL"),
+        partial_index("ix_calls_open", "open_to", "digest", where="open_to IS NOT NULL"),
+        partial_index("ix_calls_faulty", "received_at", where="tool_faults IS NOT NULL"),
     )
 
     id: Mapped[str] = mapped_column(Words(64), primary_key=True)
@@ -237,7 +233,7 @@ class AnswerRow(Base):
     __tablename__ = "answers"
     __table_args__ = (
         Index("ix_answers_episode", "episode_id", "created_at"),
-        _partial("ix_answers_previous", "previous", where="previous <> ''"),
+        partial_index("ix_answers_previous", "previous", where="previous <> ''"),
     )
 
     id: Mapped[str] = mapped_column(Words(64), primary_key=True)
@@ -261,9 +257,7 @@ class LedgerEventRow(Base):
     __tablename__ = "ledger_events"
     __table_args__ = (Index("ix_ledger_events_model", "model", "seq"),)
 
-    seq: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
+    seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
     model: Mapped[str] = mapped_column(Words(255))
     at: Mapped[float] = mapped_column(Float)
     event: Mapped[dict[str, Any]] = mapped_column(JSON)
@@ -277,13 +271,11 @@ class DecisionRow(Base):
     __table_args__ = (
         Index("ix_decisions_group", "group_id", "episode_id"),
         Index("ix_decisions_episode", "episode_id"),
-        _partial("ix_decisions_trained", "model", "batch", "entry", where="kind = 'trained'"),
-        _partial("ix_decisions_alone", "at", where="kind IN ('refused', 'deleted')"),
+        partial_index("ix_decisions_trained", "model", "batch", "entry", where="kind = 'trained'"),
+        partial_index("ix_decisions_alone", "at", where="kind IN ('refused', 'deleted')"),
     )
 
-    seq: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
+    seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
     model: Mapped[str] = mapped_column(Words(255))
     at: Mapped[float] = mapped_column(Float)
     group_id: Mapped[str] = mapped_column(Words(255))
@@ -304,13 +296,11 @@ class EventRow(Base):
 
     __tablename__ = "events"
     __table_args__ = (
-        _partial("ix_events_machines", "kind", "id", where="episode_id = '' AND group_id = ''"),
+        partial_index("ix_events_machines", "kind", "id", where="episode_id = '' AND group_id = ''"),
         {"sqlite_autoincrement": True},
     )
 
-    id: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
+    id: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
     at: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock."""
     kind: Mapped[str] = mapped_column(Words(64))
