@@ -47,14 +47,14 @@ class EngineMirror:
 
     def on_message(self, message: Message) -> None:
         """Follow a change of one engine."""
-        if message["do"] == "slot":
+        if message["action"] == "slot":
             self._apply(message["slot"])
             return
         pool = self._pools[message["model"]]
         slot = pool.slots.get(message["name"])
         if slot is None:
             return
-        if message["do"] == "swap":
+        if message["action"] == "swap":
             slot.begin_weight_swap(message["version"])
         else:  # forget
             slot.fail("it was removed")
@@ -70,24 +70,24 @@ class EngineMirror:
             except EngineError as error:
                 log.warning("%s did not give requests back: %s", slot.name, error)
 
-    def _settle_output(self, shown: SlotMessage) -> None:
+    def _settle_output(self, reported: SlotMessage) -> None:
         """Accept the held output of an engine if its weights did not change while there was no link; discard it otherwise."""
-        slot = self._pools[shown["model"]].slots.get(shown["name"])
+        slot = self._pools[reported["model"]].slots.get(reported["name"])
         if slot is None:
             return
-        same = (slot.generation, slot.version) == (shown["generation"], shown["version"])
-        if same and shown["settled"]:
+        same = (slot.generation, slot.version) == (reported["generation"], reported["version"])
+        if same and reported["settled"]:
             slot.release_output()
         else:
             slot.evict("its weights changed while this process had no coordinator")
 
-    def _apply(self, shown: SlotMessage) -> None:
-        pool = self._pools[shown["model"]]
-        slot = pool.slots.get(shown["name"])
+    def _apply(self, reported: SlotMessage) -> None:
+        pool = self._pools[reported["model"]]
+        slot = pool.slots.get(reported["name"])
         if slot is None:
-            slot = pool.slots[shown["name"]] = Slot(shown["name"], shown["url"])
-        slot.follow(shown["url"], owned=not shown["external"])
-        if slot.engine is None and shown["url"] is not None:
-            slot.attach(connect(slot.name, shown["url"], shown["api"]))
-        slot.mirror_state(shown["state"], shown["reason"], shown["version"], shown["generation"])
+            slot = pool.slots[reported["name"]] = Slot(reported["name"], reported["url"])
+        slot.follow(reported["url"], owned=not reported["external"])
+        if slot.engine is None and reported["url"] is not None:
+            slot.attach(connect(slot.name, reported["url"], reported["api"]))
+        slot.mirror_state(reported["state"], reported["reason"], reported["version"], reported["generation"])
         pool.notify()

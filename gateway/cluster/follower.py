@@ -158,7 +158,7 @@ class Follower:
                     number = next(self._numbers)
                     answer: asyncio.Future[OpenEpisode] = asyncio.get_running_loop().create_future()
                     self._pending[number] = answer
-                    self._outbox.put_nowait({"ask": number, **values})
+                    self._outbox.put_nowait({"request": number, **values})
                     try:
                         return await answer
                     except _LinkLost:
@@ -211,7 +211,7 @@ class Follower:
             "runs": {name: runs_to_json(pool) for name, pool in self._pools.items()},
             "waiting": {name: pool.waiting for name, pool in self._pools.items()},
             "calls": {name: counts_to_json(pool.counts()) for name, pool in self._pools.items()},
-            "seen": recent,
+            "used": recent,
             "trouble": trouble,
         }
 
@@ -238,12 +238,12 @@ class Follower:
             self._on_answer(message)
         elif "table" in message:
             self._on_table(message)
-        elif message["do"] == "share":
+        elif message["action"] == "share":
             self._exclusive.discard(message["episode"])
             self._acknowledge(message, self._outbox)
-        elif message["do"] == "end":
+        elif message["action"] == "end":
             self._run_in_background(self._end_episode(message, self._outbox), f"end-{message['episode']}")
-        elif message["do"] == "give_back":
+        elif message["action"] == "give_back":
             self._run_in_background(self._give_back(message, self._outbox), f"give-back-{message['name']}")
         else:
             self._engines.on_message(message)
@@ -272,7 +272,7 @@ class Follower:
     def _on_table(self, message: Message) -> None:
         """Place a model's calls by the coordinator's table."""
         name = message["table"]
-        if message.get("over"):
+        if message.get("ended"):
             self._place_locally(name)
             return
         placement = self._placements.get(name)

@@ -49,7 +49,7 @@ class Closing:
     ) -> None:
         self._rewards = rewards or RewardSettings()
         self._peers = peers or NoPeers()
-        self.over: dict[str, OpenEpisode] = {}
+        self.unclosed: dict[str, OpenEpisode] = {}
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
@@ -102,7 +102,7 @@ class Closing:
 
     def _lead(self, live: OpenEpisode) -> None:
         """Begin to lead an episode to its end: first in memory, so that no second end begins while this one is committed."""
-        self.over[live.id] = live
+        self.unclosed[live.id] = live
         self._start(self._to_the_end(live), f"end-{live.id}")
 
     async def _to_the_end(self, live: OpenEpisode) -> None:
@@ -110,7 +110,7 @@ class Closing:
             while live.ending.phase is not Phase.CLOSED:
                 await self._step(live)
         finally:
-            self.over.pop(live.id, None)
+            self.unclosed.pop(live.id, None)
             live.ended.set()
             self._answer(live, None)
 

@@ -6,17 +6,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.store import episodes as statements
-from gateway.store.records import NewEpisode
+from gateway.store.records import NewEpisode, UnfinishedEpisode
 from headgate.errors import Conflict
 from headgate.keys import key_hash
 from headgate.types import EpisodeRequest, EpisodeSampling
 
 
-def stored_episode(row: Mapping[str, Any], call_rewards: dict[str, float], now: float) -> OpenEpisode:
+def stored_episode(row: UnfinishedEpisode, call_rewards: dict[str, float], now: float) -> OpenEpisode:
     """Return the episode of a row of an earlier process; its deadlines begin at `now`."""
     return OpenEpisode(
         id=row["id"],
@@ -75,7 +74,7 @@ def new_row(request: EpisodeRequest, key: str) -> NewEpisode:
     }
 
 
-def check_same(row: Mapping[str, Any], request: EpisodeRequest) -> None:
+def check_same(row: Mapping[str, object], request: EpisodeRequest) -> None:
     """Raise Conflict unless the episode of a repeated request is the one that it would open."""
     requested = {name: getattr(request, name) for name in ("task_id", "group_id", "mode", "model", "agent")}
     fixed = {name: value for name, value in requested.items() if value is not None}

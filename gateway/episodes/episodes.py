@@ -23,13 +23,13 @@ from gateway.episodes.closing_state import Outcome
 from gateway.episodes.deadlines import GroupDeadlines
 from gateway.episodes.episode_rows import check_same, new_episode, new_row, stored_episode
 from gateway.episodes.open_episode import CALLS, OpenEpisode, closed, crashed, graded
-from gateway.episodes.worth import RewardTaken, taken
+from gateway.episodes.worth import RewardOutcome, reward_outcome
 from gateway.generation.peers import NoPeers, Peers
 from gateway.grading.grading import Grading
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
-from gateway.store.records import NewEpisode
+from gateway.store.records import EpisodeOutcome, EpisodeRecord, NewEpisode
 from gateway.store.sampled import sampled
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.training_feed.ledger import LedgerListener, StoredLedger
@@ -204,7 +204,7 @@ class Episodes(LedgerListener):
         """Return the agent whose key reaches an episode, open or not; empty: none. Raise NotFound."""
         if live := self._live.get(episode_id):
             return live.agent
-        return str((await self._row(episode_id))["agent"])
+        return (await self._row(episode_id))["agent"]
 
     def of_agent(self, agent: str) -> list[OpenEpisode]:
         """Return the open episodes that an agent's key reaches, the oldest first."""
@@ -212,20 +212,20 @@ class Episodes(LedgerListener):
 
     async def reward(
         self, episode_id: str, reward: float, components: dict[str, float] | None, final: bool
-    ) -> RewardTaken | None:
+    ) -> RewardOutcome | None:
         """Store a reward; a final one closes the episode, with the rewards of its calls added. Raise NotFound or Conflict.
 
         Return what became of a final reward, None for another one. The same final reward again counts as a repeated request and
         gets the same answer.
         """
         if final and await self._was_rewarded(episode_id, reward):
-            return await self._use(episode_id)
+            return await self._reward_outcome(episode_id)
         live = await self._open(episode_id)
         self._check_reward(reward, reward + sum(live.call_rewards.values()))
         live.touch()
         if final:
             await self._end(live, live.rewarded(reward, components))
-            return await self._use(episode_id)
+            return await self._reward_outcome(episode_id)
         stored = self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
         live.post(reward, components)
         await stored
@@ -262,7 +262,7 @@ class Episodes(LedgerListener):
         await self._peers.end_episode(episode_id, reason)
         return attempt
 
-    async def finish(self, episode_id: str, wait_s: float) -> dict[str, Any]:
+    async def finish(self, episode_id: str, wait_s: float) -> EpisodeOutcome:
         """End an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.
 
         Returns its state, and once it is closed the reason, reward and components. If its model has no grader, the reward is what
@@ -270,14 +270,14 @@ class Episodes(LedgerListener):
         """
         if live := self._live.get(episode_id):
             await self._finish(live)
-        elif (live := self._closing.over.get(episode_id)) is None:
-            return await self._fate(episode_id)
+        elif (live := self._closing.unclosed.get(episode_id)) is None:
+            return await self._outcome(episode_id)
         try:
             async with asyncio.timeout(wait_s if live.state == "grading" else None):
                 await live.ended.wait()
         except TimeoutError:
             return {"state": "grading", "reason": "", "reward": None, "components": None, "error": ""}
-        return await self._fate(episode_id)
+        return await self._outcome(episode_id)
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
         """Close an episode without a reward; `error`: its agent's last error output. Raise NotFound or Conflict."""
@@ -292,7 +292,7 @@ class Episodes(LedgerListener):
             idle, total = now - live.last_used_at > self._idle_s(live), now - live.opened_at > limits.total_s
             if (idle or total) and live.id in self._live:
                 await self._overrun(live, "idle_deadline" if idle else "total_deadline")
-        unfinished = [*self._live.values(), *self._closing.over.values()]
+        unfinished = [*self._live.values(), *self._closing.unclosed.values()]
         running = {(live.model, live.group_id) for live in unfinished if live.mode == "train"}
         await self._deadlines.sweep(now, running)
 
@@ -317,7 +317,7 @@ class Episodes(LedgerListener):
             raise BadRequest(message, code="invalid_value", param="reward")
 
     async def _was_rewarded(self, episode_id: str, reward: float) -> bool:
-        if over := self._closing.over.get(episode_id):
+        if over := self._closing.unclosed.get(episode_id):
             if over.state == "grading":
                 return False
             await over.ended.wait()
@@ -340,17 +340,23 @@ class Episodes(LedgerListener):
                 code="no_reward",
             )
 
-    async def _fate(self, episode_id: str) -> dict[str, Any]:
+    async def _outcome(self, episode_id: str) -> EpisodeOutcome:
         row = await self._row(episode_id)
-        return {name: row[name] for name in ("state", "reason", "reward", "components", "error")}
+        return {
+            "state": row["state"],
+            "reason": row["reason"],
+            "reward": row["reward"],
+            "components": row["components"],
+            "error": row["error"],
+        }
 
-    async def _use(self, episode_id: str) -> RewardTaken:
+    async def _reward_outcome(self, episode_id: str) -> RewardOutcome:
         """Return what became of the reward of a closed episode."""
         row = await self._row(episode_id)
         found = await self._database.read(lambda c: sampled(c, row["model"], episode_id))
-        return taken(row, found)
+        return reward_outcome(row, found)
 
-    async def _row(self, episode_id: str) -> dict[str, Any]:
+    async def _row(self, episode_id: str) -> EpisodeRecord:
         row = await self._database.read(lambda c: statements.episode(c, episode_id))
         if row is None:
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
@@ -359,15 +365,15 @@ class Episodes(LedgerListener):
     async def _open(self, episode_id: str) -> OpenEpisode:
         if live := self._live.get(episode_id):
             return live
-        if over := self._closing.over.get(episode_id):
+        if over := self._closing.unclosed.get(episode_id):
             if over.state == "grading":
                 raise graded(episode_id)
             await over.ended.wait()
-        fate = await self._fate(episode_id)
-        if fate["state"] != "closed":
+        outcome = await self._outcome(episode_id)
+        if outcome["state"] != "closed":
             message = f"episode {episode_id} is not this process's: another gateway process has become the coordinator"
             raise Unavailable(message, retry_after=1.0, code="fenced")
-        raise closed(episode_id, fate["reason"])
+        raise closed(episode_id, outcome["reason"])
 
     async def _end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
         """End an open episode; without an outcome, it is graded."""
@@ -377,7 +383,7 @@ class Episodes(LedgerListener):
 
     def episode_aborted(self, episode_id: str, reason: str) -> None:
         """End an episode whose group the ledger has given up."""
-        live = self._live.get(episode_id) or self._closing.over.get(episode_id)
+        live = self._live.get(episode_id) or self._closing.unclosed.get(episode_id)
         if live is None:
             self._admission.abort(episode_id, reason)
         else:

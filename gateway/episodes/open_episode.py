@@ -85,9 +85,9 @@ class OpenEpisode:
         self.continued = True
         self.touch()
 
-    def adopt(self, before: OpenEpisode) -> None:
+    def adopt(self, earlier: OpenEpisode) -> None:
         """Take over what this process has of the episode from the time when it followed another coordinator."""
-        self.calls, self.last_used_at = before.calls, max(self.last_used_at, before.last_used_at)
+        self.calls, self.last_used_at = earlier.calls, max(self.last_used_at, earlier.last_used_at)
 
     def post(self, reward: float, components: dict[str, float] | None) -> None:
         """Set a reward that is not final."""

@@ -33,7 +33,7 @@ _AT_ONCE = 10_000
 """Values in one `IN (...)`: PostgreSQL's protocol has room for 65,535 parameters."""
 
 
-class Words(TypeDecorator[str]):
+class AnyText(TypeDecorator[str]):
     """Text of any characters; `length` is what the API allows, for SQLite's declaration."""
 
     impl = Text

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Select, Table, func, insert, literal, select
 from gateway.store.clock import NOW
 from gateway.store.events import Event, insert_events
 from gateway.store.models import DecisionRow
+from gateway.store.records import DecisionRecord, TrainedGroup
 
 _COLUMNS = DecisionRow.__table__.c
 _INSERT = insert(cast(Table, DecisionRow.__table__)).values(at=NOW)
@@ -61,26 +62,27 @@ def _event(model: str, decision: Decision) -> Event:
     return Event(f"{subject}.{decision.kind}", model, decision.episode_id, decision.group_id, data)
 
 
-def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
-    """Every decision about an episode and about the groups that had its group's name, in order."""
+def of_episode(connection: Connection, episode_id: str) -> list[DecisionRecord]:
+    """Return every decision about an episode and about the groups that had its group's name, in order."""
     own = select(*_COLUMNS).where(DecisionRow.episode_id == episode_id)
     rows = list(connection.execute(own).mappings())
     names = {row["group_id"] for row in rows}
     groups = select(*_COLUMNS).where(DecisionRow.group_id.in_(names), DecisionRow.episode_id == "")
     rows += connection.execute(groups).mappings()
     # Sorted in Python: with ORDER BY, SQLite would rather scan all decisions about groups.
-    return [dict(row) for row in sorted(rows, key=lambda row: row["seq"])]
+    return [cast(DecisionRecord, dict(row)) for row in sorted(rows, key=lambda row: row["seq"])]
 
 
 def trained(
     connection: Connection, model: str, first: int = 0, until: int | None = None
-) -> list[dict[str, Any]]:
+) -> list[TrainedGroup]:
     """Return the groups of the trained batches from `first` to before `until`, in order of training."""
-    query = select(*_COLUMNS).where(DecisionRow.model == model, _TRAINED, DecisionRow.batch >= first)
+    columns = DecisionRow.group_id, DecisionRow.batch, DecisionRow.details
+    query = select(*columns).where(DecisionRow.model == model, _TRAINED, DecisionRow.batch >= first)
     if until is not None:
         query = query.where(DecisionRow.batch < until)
     rows = connection.execute(query.order_by(DecisionRow.batch, DecisionRow.entry)).mappings()
-    return [dict(row) for row in rows]
+    return [cast(TrainedGroup, dict(row)) for row in rows]
 
 
 def groups_of_batch(batch: int) -> Select[str, str]:

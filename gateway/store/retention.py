@@ -56,14 +56,14 @@ class Ages:
         """Everything that ended later is kept."""
         return max((at for at in (self.trained, self.untrained, self.eval) if at is not None), default=None)
 
-    def over(self, fate: Fate, closed_at: float) -> bool:
+    def expired(self, fate: Fate, closed_at: float) -> bool:
         """Return true if an episode is old enough."""
         at = {"trained": self.trained, "untrained": self.untrained, "eval": self.eval}[fate]
         return at is not None and closed_at < at
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ClosedEpisode:
     """A closed episode."""
 
     row: Row
@@ -117,13 +117,13 @@ def sweep(
     return swept, (last["closed_at"], last["id"])
 
 
-def choose(some: Sequence[Found], ages: Ages) -> tuple[Swept, list[Found], int]:
+def choose(episodes: Sequence[ClosedEpisode], ages: Ages) -> tuple[Swept, list[ClosedEpisode], int]:
     """Choose what to delete of some episodes; return also the sum of it, and the number of episodes that were looked
     at."""
     swept = Swept()
-    chosen: list[Found] = []
-    for looked_at, found in enumerate(some):
-        if not ages.over(found.fate, found.row["closed_at"]):
+    chosen: list[ClosedEpisode] = []
+    for looked_at, found in enumerate(episodes):
+        if not ages.expired(found.fate, found.row["closed_at"]):
             continue
         if found.needed is not None:
             swept.needed[found.needed] += 1
@@ -133,7 +133,7 @@ def choose(some: Sequence[Found], ages: Ages) -> tuple[Swept, list[Found], int]:
         chosen.append(found)
         swept.deleted[found.fate] += 1
         swept.calls += found.calls
-    return swept, chosen, len(some)
+    return swept, chosen, len(episodes)
 
 
 def forget(connection: Connection, before: float, limit: int = 1000) -> int:
@@ -146,7 +146,7 @@ def forget(connection: Connection, before: float, limit: int = 1000) -> int:
     return len(old)
 
 
-def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
+def look(connection: Connection, rows: Sequence[Row]) -> list[ClosedEpisode]:
     """Return the fate of some closed episodes, and whether they are still needed; in the same order."""
     ids = [row["id"] for row in rows]
     ends, admitted = _ends(connection, {row["group_id"] for row in rows}), _admitted(connection, ids)
@@ -159,18 +159,18 @@ def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
             needed = "checkpoint"
         if needed is None and row["id"] in continued:
             needed = "answers"
-        found.append(Found(row, fate, batch, needed, calls.get(row["id"], 0)))
+        found.append(ClosedEpisode(row, fate, batch, needed, calls.get(row["id"], 0)))
     return found
 
 
-def closed(connection: Connection, episode_id: str) -> Found | None:
+def closed(connection: Connection, episode_id: str) -> ClosedEpisode | None:
     """Return a closed episode; None if there is none of this id."""
     query = select(*_ROW).where(EpisodeRow.id == episode_id, EpisodeRow.state == "closed")
     rows = [dict(row) for row in connection.execute(query).mappings()]
     return look(connection, rows)[0] if rows else None
 
 
-def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
+def remove(connection: Connection, found: Sequence[ClosedEpisode], reason: str) -> None:
     """Delete episodes with all that belongs to them."""
     if not found:
         return
@@ -197,7 +197,7 @@ def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
         )
 
 
-def _deletion_record(found: Found, reason: str) -> Decision:
+def _deletion_record(found: ClosedEpisode, reason: str) -> Decision:
     """Return the decision that remains of an episode."""
     row = found.row
     details = {"was": found.fate, "reason": row["reason"], "closed_at": row["closed_at"]}

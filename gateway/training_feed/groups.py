@@ -7,15 +7,16 @@ LATE (it is older than the bound allows in its batch, the last guard of the boun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 import numpy as np
 from sqlalchemy import Connection
 
 from gateway.config import StalenessSettings
 from gateway.store import episodes, refused_calls, routes, turns
+from gateway.store.records import TrainedGroup
 from gateway.store.sampled import reasons
 from gateway.training_feed.decision_log import Entry
 from headgate.errors import NotFound
@@ -51,7 +52,7 @@ class GroupReader:
             members = tuple(
                 Episode(
                     row["id"],
-                    row["reward"],
+                    cast(float, row["reward"]),
                     tuple(marks.node(n, entry.batch) for n in nodes[row["id"]]),
                     row["id"] in full,
                 )
@@ -60,7 +61,7 @@ class GroupReader:
             groups.append(Group(entry.group_id, own[0]["task_id"], entry.version, members, entry.batch))
         return tuple(groups)
 
-    def whole(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
+    def complete(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries whose episodes are all still stored."""
         wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
         kept = episodes.stored(connection, wanted)
@@ -113,7 +114,7 @@ class _Marks:
         return node if flags is node.flags else replace(node, flags=flags)
 
 
-def as_of(row: Mapping[str, Any]) -> Entry:
+def as_of(row: TrainedGroup) -> Entry:
     """Return the entry of a decision `trained`."""
     kept = row["details"]
     return Entry(row["group_id"], kept["version"], row["batch"], list(kept["episodes"]))

@@ -37,7 +37,7 @@ class _Current:
     deadline: float
     """On the monotonic clock, which a change of the machine's time does not move."""
 
-    def over(self) -> bool:
+    def expired(self) -> bool:
         return time.monotonic() > self.deadline
 
 
@@ -88,7 +88,7 @@ class Leases:
         current, model = self._current, self._ledger.model
         batch = self._ledger.rule.next_batch
         passed = current is not None and current.lease.batch != batch
-        if current and not passed and current.consumer != consumer and not current.over():
+        if current and not passed and current.consumer != consumer and not current.expired():
             raise Conflict(
                 f"batch {current.lease.batch} is leased to {current.consumer!r}", code="lease_held"
             )
@@ -108,7 +108,7 @@ class Leases:
         def write(connection: Connection) -> None:
             if current and not passed:
                 statements.end_lease(
-                    connection, model, current.lease.fence, "expired" if current.over() else "superseded"
+                    connection, model, current.lease.fence, "expired" if current.expired() else "superseded"
                 )
             statements.insert_lease(connection, row, lease.deadline_s)
 
@@ -218,6 +218,6 @@ class Leases:
                 f"{lease_id} has ended: batch {current.lease.batch} was passed over, the next to train is {following}",
                 code="no_lease",
             )
-        if current.over():
+        if current.expired():
             raise Conflict(f"{lease_id} has ended: it was not renewed in time", code="lease_expired")
         return current

@@ -192,7 +192,7 @@ class Recorder:
             digest = prompt.chain.followed_by(reply)
             episode.add(digest, ConversationEnd(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
-        stored = nodes if turn.routes is None else turn.routes.on(nodes)
+        stored = nodes if turn.routes is None else turn.routes.attached_to(nodes)
         write = Rows(turns.insert_turns, (stored, row))
         if self._exclusivity is not None:
             write = Rows(_insert, (episode, ((stored, row), details.arrived)))

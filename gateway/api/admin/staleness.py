@@ -19,6 +19,7 @@ from gateway.observe.explain import (
 )
 from gateway.render.tool_alarm import WORDS
 from gateway.store import decisions, episode_pages, episodes, refused_calls, turns
+from gateway.store.records import DecisionRecord, EpisodeRecord
 from gateway.training_feed.decision_log import Entry
 from headgate.errors import NotFound
 from scheduler.policies.staleness_state import GroupRow
@@ -101,10 +102,10 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
     }
 
 
-def _model_of(episode_id: str, row: dict[str, Any] | None, rows: list[dict[str, Any]]) -> str:
+def _model_of(episode_id: str, row: EpisodeRecord | None, rows: list[DecisionRecord]) -> str:
     """Return the model of an episode, opened or refused; "" if the episode is unknown."""
     if row is not None:
-        return str(row["model"])
+        return row["model"]
     return next((decided["model"] for decided in rows if decided["episode_id"] == episode_id), "")
 
 
