@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
 # What keeps to the words of docs/guide/glossary.md; the rest follows, folder by folder.
-WORDED := headgate gateway scheduler migrations bench console/src deploy examples lab recipes reference tests/faults trainer .github README.md CHANGELOG.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md $(addprefix docs/topics/,$(addsuffix .md,control rewards security)),$(wildcard docs/*.md $(addsuffix /*.md,docs/guide docs/guide/agents docs/topics docs/decisions)))
+WORDED := headgate gateway scheduler migrations bench console/src deploy examples lab recipes reference tests/faults trainer .github README.md CHANGELOG.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md,$(wildcard docs/*.md $(addsuffix /*.md,docs/guide docs/guide/agents docs/topics docs/decisions)))
 PIP := -m pip install -qq --disable-pip-version-check
 MERMAID := 11.17.2
 DRAWER := .cache/mermaid-$(MERMAID).min.js
@@ -30,7 +30,7 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check fix test test-fast test-all test-compat docs demo bench gpu-check report up down engine dist clean \
+.PHONY: help setup check fix test test-fast test-all test-compat docs demo bench gpu-check report up engine clean \
 	console console-check docs-reference clients clients-all environments
 
 help: ## list the targets
@@ -84,17 +84,11 @@ endif
 report: ## studies and long proofs: NAME=algorithms, prove, chaos, ...; without NAME the list
 	@$(RUN_NAME)
 
-up: setup ## the whole service without Docker: PostgreSQL, Redis, two gateways, fake engines (ENGINE=vllm: vLLM); `make down` ends it
-	$(if $(filter vllm,$(ENGINE)),@$(MAKE) --no-print-directory engine)
-	$(BIN)/python -m examples.service.run $(if $(filter vllm,$(ENGINE)),--engine vllm --dir runs/service-vllm)
-
-down: setup
-	$(BIN)/python -m examples.service.run --stop
+up: setup ## the whole service without Docker: PostgreSQL, Redis, two gateways, fake engines (ENGINE=vllm: vLLM); STOP=1 stops it
+	$(if $(STOP),,$(if $(filter vllm,$(ENGINE)),@$(MAKE) --no-print-directory engine))
+	$(BIN)/python -m examples.service.run $(if $(filter vllm,$(ENGINE)),--engine vllm --dir runs/service-vllm) $(if $(STOP),--stop)
 
 engine: $(if $(GPU),$(ENGINE_GPU),$(ENGINE_CPU))/.ready ## install vLLM's CPU build into .venv-engine; GPU=1: its CUDA build into .venv-engine-gpu
-
-dist: setup ## the wheel and the source distribution, in dist/
-	$(BIN)/python -m build
 
 clean: ## remove environments, caches and runs
 	rm -rf $(VENV) $(ENGINE_CPU) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(ROUTERS) $(TRL) $(TRAINER_GPU) $(ENGINE_GPU) .cache runs *.egg-info build \

@@ -23,7 +23,7 @@ from trainer.config.settings import SupervisedSettings
 _TOML = "One TOML file. Unknown keys are refused; relative paths are taken from the folder in which the program is started."
 _SHARED = "It may hold the tables of gateway and trainer."
 _ALGORITHMS: dict[str, type[BaseModel]] = {
-    f'type = "{name}"': kind for name, (kind, *_) in sorted(REGISTRY.items())
+    f'type = "{name}"': kind for name, kind in sorted(REGISTRY.items())
 }
 PROGRAMS = {"gateway": gateway.cli.app, "trainer": trainer.cli.app, "scheduler": scheduler.cli.app}
 

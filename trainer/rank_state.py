@@ -18,7 +18,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from headgate.types import Probe
-from trainer.algorithms import Algorithm, create
+from trainer.algorithms import Algorithm
 from trainer.config.settings import TrainingSettings
 from trainer.errors import CheckpointDamaged, ConfigError
 from trainer.model import build, optim, parallel, precision, pretrained, probe
@@ -101,7 +101,7 @@ class RankState:
                 " transport publishes their sum with the weights"
             )
         self._policy = build.trained(settings.model, ranks, settings.run.seed, self.vision_inputs)
-        self.algorithm: Algorithm = create(settings.algorithm)
+        self.algorithm: Algorithm = settings.algorithm.create()
         self.optimizer = optim.create(self._policy.model, settings.optimizer)
         self._reference: build.Reference | None = None
         if self.algorithm.needs_reference or self.algorithm.reward_kl:

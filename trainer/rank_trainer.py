@@ -12,14 +12,15 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from headgate.types import Episode, Group
-from trainer.algorithms import TokenBatch
+from trainer.algorithms import StepTokens, TokenBatch
 from trainer.config.settings import TrainingSettings
 from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.details import DetailChoice
@@ -98,8 +99,16 @@ class RankTrainer(RankState):
         self._round.clear()
         self.optimizer.zero_grad()
 
-    def _accumulate(self, batch: Batch, micro: MicroBatch, proximal: Tensor | None = None) -> None:
-        """Add a micro-batch to the gradient and to the batch's sums."""
+    def _accumulate(
+        self,
+        batch: Batch,
+        micro: MicroBatch,
+        proximal: Tensor | None = None,
+        statistics: Mapping[str, float] | None = None,
+        *,
+        counted: bool = True,
+    ) -> None:
+        """Add a micro-batch to the gradient and, if `counted`, to the batch's sums."""
         micro = micro.to(self.device, self.policy.dtype)
         # Every rank passes through the reference, whose weights are sharded as well.
         reference = None
@@ -122,10 +131,14 @@ class RankTrainer(RankState):
                     episodes=len(micro.episodes),
                     reference=reference,
                     proximal=proximal,
+                    ids=micro.ids[micro.at],
+                    staleness=batch.version - micro.versions,
+                    statistics=statistics or {},
                 )
             )
             loss.total.backward()
-        batch.count(micro, logprobs.detach(), entropy.detach(), loss)
+        if counted:
+            batch.count(micro, logprobs.detach(), entropy.detach(), loss)
 
     def _reference_kl(self, episode: Episode, image_support: ImageSupport | None) -> Credit:
         """Return the k1 estimate by node: recorded - reference log-probability, summed over the node's trained tokens."""
@@ -188,20 +201,23 @@ class RankTrainer(RankState):
         return {"merged_share": self._policy.adapters.merged_share()}
 
     def _optimize(self, batch: Batch, minibatches: Sequence[Minibatch]) -> tuple[int, float]:
-        """Make one optimizer step for each minibatch, until one is not finite; return their number and the last norm."""
+        """Make one optimizer step for each minibatch of each epoch, until one is not finite; return their number and the last
+        norm."""
         norm = 0.0
         parts = [self._own_part(minibatch) for minibatch in minibatches]
         proximal = [self._proximal(part) for part in parts]
-        for number, minibatch in enumerate(minibatches):
+        order = [*range(len(minibatches))] * self.algorithm.epochs
+        for steps, number in enumerate(order):
+            statistics = self._statistics(batch, parts[number])
             for micro, old in zip(parts[number], proximal[number], strict=True):
-                self._accumulate(batch, micro, old)
+                self._accumulate(batch, micro, old, statistics, counted=steps < len(minibatches))
             batch.settle(self._counts_of_all)
-            norm = self._divide_and_clip(minibatch)
+            norm = self._divide_and_clip(minibatches[number])
             if not (math.isfinite(norm) and math.isfinite(batch.loss)):
-                return number, norm
+                return steps, norm
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return len(minibatches), norm
+        return len(order), norm
 
     def _divide_and_clip(self, minibatch: Minibatch) -> float:
         return parallel.divide_and_clip(self.model, minibatch.normalizer, self.settings.optimizer.grad_clip)
@@ -214,8 +230,9 @@ class RankTrainer(RankState):
         """
         minibatch = batch.minibatches()[0]
         micros = self._own_part(minibatch)
+        statistics = self._statistics(batch, micros)
         for micro, old in zip(micros, self._proximal(micros), strict=True):
-            self._accumulate(batch, micro, old)
+            self._accumulate(batch, micro, old, statistics)
         norm = self._divide_and_clip(minibatch)
         began = time.perf_counter()
         if math.isfinite(norm):
@@ -239,10 +256,25 @@ class RankTrainer(RankState):
         return self.ranks.all_gather(own if self.ranks.reports_metrics else Counts())
 
     def _proximal(self, micros: Sequence[MicroBatch]) -> list[Tensor | None]:
-        """Return each micro-batch's log-probabilities under the batch's first weights; None if a batch is one step."""
-        if self.algorithm.minibatches == 1:
+        """Return each micro-batch's log-probabilities under the batch's first weights; None if the loss does not use them."""
+        if not self.algorithm.needs_proximal:
             return [None] * len(micros)
         return [self.policy.logprobs(micro) for micro in micros]
+
+    def _statistics(self, batch: Batch, micros: Sequence[MicroBatch]) -> Mapping[str, float]:
+        """Return the algorithm's figures of the optimizer step whose micro-batches these are; the same on every rank."""
+        if not self.algorithm.needs_statistics:
+            return {}
+        own = torch.empty(4, 0, dtype=torch.float64)
+        for micro in micros:
+            logprobs = self.policy.logprobs(
+                micro
+            ).cpu()  # the other ranks' passes need that of an empty micro-batch, too
+            parts = (logprobs, micro.recorded, micro.advantages, batch.version - micro.versions)
+            if micro.episodes[0] and self.ranks.reports_metrics:
+                own = torch.cat([own, torch.stack([part.double() for part in parts])], 1)
+        logprobs, recorded, advantages, staleness = torch.cat(self.ranks.all_gather(own), 1)
+        return self.algorithm.statistics(StepTokens(logprobs, recorded, advantages, staleness.long()))
 
     @on_all_ranks
     def likelihood(self, groups: Sequence[Group]) -> tuple[float, int]:

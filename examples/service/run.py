@@ -2,7 +2,7 @@
 
     python -m examples.service.run                      # fake engines
     python -m examples.service.run --engine vllm        # vLLM on the CPU, and the demo's small model
-    python -m examples.service.run --stop               # what `make down` does
+    python -m examples.service.run --stop               # what `make up STOP=1` does
 
 The same topology as compose.yaml: PostgreSQL, Redis, two gateway processes, engines, and Prometheus if it is installed. Data,
 logs and keys stay in one folder.

@@ -1,47 +1,87 @@
-"""The algorithms by name. To add one: write its file, and add its line to `REGISTRY`."""
+"""The algorithms by name. To add one: write its file, and add its line to `REGISTRY`; or name a class of your own.
+
+An algorithm of your own is a class of settings with a method `create`, named `package.module:Name` in `[algorithm] type`. Its
+module is imported when the settings are read, from the folder in which the trainer starts, too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import sys
+from pathlib import Path
 
 import torch
 
-from trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, TokenBatch
-from trainer.algorithms.cispo import CispoSettings, cispo
-from trainer.algorithms.dapo import DapoSettings, dapo
-from trainer.algorithms.dr_grpo import DrGrpoSettings, dr_grpo
-from trainer.algorithms.grpo import GrpoSettings, grpo
-from trainer.algorithms.gspo import GspoSettings, gspo
-from trainer.algorithms.ppo import PpoSettings, ppo
-from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings, reinforce_plus_plus
-from trainer.algorithms.rloo import RlooSettings, rloo
-from trainer.algorithms.sft import Likelihood, LikelihoodSettings
+from trainer.algorithms.a3po import A3poSettings
+from trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Rewards, StepTokens, TokenBatch
+from trainer.algorithms.cispo import CispoSettings
+from trainer.algorithms.dapo import DapoSettings
+from trainer.algorithms.dppo import DppoSettings
+from trainer.algorithms.dr_grpo import DrGrpoSettings
+from trainer.algorithms.gmpo import GmpoSettings
+from trainer.algorithms.grpo import GrpoSettings
+from trainer.algorithms.gspo import GspoSettings
+from trainer.algorithms.m2po import M2poSettings
+from trainer.algorithms.opo import OpoSettings
+from trainer.algorithms.ppo import PpoSettings
+from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
+from trainer.algorithms.rloo import RlooSettings
+from trainer.algorithms.sapo import SapoSettings
 
-REGISTRY: dict[str, tuple[type[AlgorithmSettings], Any]] = {
-    "cispo": (CispoSettings, cispo),
-    "dapo": (DapoSettings, dapo),
-    "dr_grpo": (DrGrpoSettings, dr_grpo),
-    "grpo": (GrpoSettings, grpo),
-    "gspo": (GspoSettings, gspo),
-    "ppo": (PpoSettings, ppo),
-    "reinforce++": (ReinforcePlusPlusSettings, reinforce_plus_plus),
-    "rloo": (RlooSettings, rloo),
+REGISTRY: dict[str, type[AlgorithmSettings]] = {
+    "a3po": A3poSettings,
+    "cispo": CispoSettings,
+    "dapo": DapoSettings,
+    "dppo": DppoSettings,
+    "dr_grpo": DrGrpoSettings,
+    "gmpo": GmpoSettings,
+    "grpo": GrpoSettings,
+    "gspo": GspoSettings,
+    "m2po": M2poSettings,
+    "opo": OpoSettings,
+    "ppo": PpoSettings,
+    "reinforce++": ReinforcePlusPlusSettings,
+    "rloo": RlooSettings,
+    "sapo": SapoSettings,
 }
-"""The value of `[algorithm] type`: the settings' type, and what is called with them to make the algorithm."""
+"""The value of `[algorithm] type`."""
 
-__all__ = ["REGISTRY", "Algorithm", "AlgorithmSettings", "Loss", "TokenBatch", "create", "learns_from_equal"]
+__all__ = [
+    "REGISTRY",
+    "Algorithm",
+    "AlgorithmSettings",
+    "Loss",
+    "Rewards",
+    "StepTokens",
+    "TokenBatch",
+    "learns_from_equal",
+    "settings_of",
+]
 
 
-def create(settings: AlgorithmSettings) -> Algorithm:
-    """Return the algorithm that `settings` describe."""
-    if isinstance(settings, LikelihoodSettings):
-        return Likelihood()
-    algorithm: Algorithm = REGISTRY[settings.type][1](settings)
-    return algorithm
+def settings_of(name: str) -> type[AlgorithmSettings]:
+    """Return the settings' class of `[algorithm] type`. Raise ValueError with a reason for a name that leads to none."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(f"{name!r} is none of {', '.join(sorted(REGISTRY))}, and no package.module:Name")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # an import runs the module
+        raise ValueError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, AlgorithmSettings)):
+        raise ValueError(f"{name!r} is not a subclass of trainer.algorithms.AlgorithmSettings")
+    if found.create is AlgorithmSettings.create:
+        raise ValueError(f"{name!r} has no method `create` that returns an algorithm")
+    return found
 
 
 def learns_from_equal(algorithm: Algorithm) -> bool:
     """Return whether a group whose rewards are equal, as those of an episode alone, teaches anything; not where only the
     episodes of a group are compared."""
-    rewards = torch.eye(2, dtype=torch.float64)[0]
-    return any(bool(advantages.any()) for advantages in algorithm.advantages(rewards.split(1)))
+    one = torch.ones(1, dtype=torch.int64)
+    groups = [Rewards(reward, one) for reward in torch.eye(2, dtype=torch.float64)[0].split(1)]
+    return any(bool(advantages.any()) for advantages in algorithm.advantages(groups))

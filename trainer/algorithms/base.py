@@ -1,4 +1,4 @@
-"""The interface of algorithms: advantages from the rewards of a group, and a loss over a micro-batch of tokens.
+"""The interface of algorithms: advantages from the rewards of groups, and a loss over a micro-batch of tokens.
 
 Pure tensor math: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* over tokens; the loop divides the gradient by
 `normalizer` at the optimizer step, so that accumulating over micro-batches gives exactly the gradient of the whole batch. The
@@ -8,7 +8,7 @@ divisor depends on the batch alone, and not on which of its groups have a gradie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -20,7 +20,34 @@ class AlgorithmSettings(Section):
     """`[algorithm]`: `type` names the algorithm; the other keys are its own."""
 
     type: str
-    """The algorithm's name."""
+    """The name of a shipped algorithm, or `package.module:Name` of a class like this one."""
+
+    def create(self) -> Algorithm:
+        """Return the algorithm of these settings."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `create`")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """The rewards that are compared: those of a group's episodes, or of their k-th calls. Tensors have shape (episodes,)."""
+
+    values: Tensor
+    """float64."""
+    lengths: Tensor
+    """int64: the sampled tokens that each reward is for, trained or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """All trained tokens of an optimizer step, of every micro-batch and rank; tensors have shape (tokens,)."""
+
+    logprobs: Tensor
+    """Under the weights before the step, nats, without gradient."""
+    recorded: Tensor
+    """Under the weights that sampled the token, nats."""
+    advantages: Tensor
+    staleness: Tensor
+    """int64: versions between the weights that sampled the token and those at the beginning of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +68,18 @@ class TokenBatch:
     """The weight of each token in the sum."""
     sequences: Tensor
     """int64: the token's episode, from 0 to `episodes` - 1."""
+    ids: Tensor
+    """int64: the token itself."""
+    staleness: Tensor
+    """int64: versions between the weights that sampled the token and those at the beginning of the batch."""
     episodes: int
     """Episodes with a token in this micro-batch."""
     reference: Tensor | None = None
     """Under the initial weights, nats; None when `needs_reference` is false."""
     proximal: Tensor | None = None
-    """Under the weights at the beginning of the batch, nats, without gradient; None when `minibatches` is 1."""
+    """Under the weights at the beginning of the batch, nats, without gradient; None when `needs_proximal` is false."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    """What `Algorithm.statistics` returned for the optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +96,7 @@ class Loss:
 
 
 class Algorithm(Protocol):
-    """One way to learn. Register it in `trainer.algorithms`."""
+    """One way to learn. Its settings create it; `trainer.algorithms` registers them by name."""
 
     @property
     def needs_reference(self) -> bool:
@@ -95,10 +128,25 @@ class Algorithm(Protocol):
 
     @property
     def minibatches(self) -> int:
-        """Optimizer steps on one batch; above 1, nothing is trained before the batch is whole."""
+        """Optimizer steps of one pass over a batch; above 1, nothing is trained before the batch is whole."""
 
-    def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
-        """Return advantages for rewards: a tensor of shape (episodes,) for each group, float64, and the same shapes back."""
+    @property
+    def epochs(self) -> int:
+        """Passes over a batch; above 1, nothing is trained before the batch is whole."""
+
+    @property
+    def needs_proximal(self) -> bool:
+        """True if the loss uses `TokenBatch.proximal`."""
+
+    @property
+    def needs_statistics(self) -> bool:
+        """True if the loss uses `TokenBatch.statistics`; then nothing is trained before the batch is whole."""
+
+    def advantages(self, groups: Sequence[Rewards]) -> list[Tensor]:
+        """Return advantages for each group's rewards, float64, shape (episodes,)."""
+
+    def statistics(self, step: StepTokens) -> Mapping[str, float]:
+        """Return figures of a whole optimizer step; they may not depend on the order of its tokens."""
 
     def normalizer(self, tokens: int, episodes: int) -> float:
         """Return the divisor of the summed loss of an optimizer step.

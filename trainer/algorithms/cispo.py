@@ -29,12 +29,11 @@ class CispoSettings(PolicySettings):
     importance_cap: float = Field(5.0, gt=0)
     """The largest importance weight of a token, 1 + epsilon_high in the paper; `inf` truncates nothing."""
 
+    def create(self) -> PolicyGradient:
+        """Use (reward - mean) / standard deviation of the group; each token's ratio, cut; the mean over tokens."""
 
-def cispo(settings: CispoSettings) -> PolicyGradient:
-    """Use (reward - mean) / standard deviation of the group; each token's ratio, cut; the mean over tokens."""
+        def importance(batch: TokenBatch) -> Importance:
+            weight = tis_token(sampler_ratios(batch), 0.0, self.importance_cap)
+            return Importance(weight, torch.zeros_like(weight, dtype=torch.bool))
 
-    def importance(batch: TokenBatch) -> Importance:
-        weight = tis_token(sampler_ratios(batch), 0.0, settings.importance_cap)
-        return Importance(weight, torch.zeros_like(weight, dtype=torch.bool))
-
-    return PolicyGradient(settings, baseline=partial(group_mean, normalize_std=True), importance=importance)
+        return PolicyGradient(self, baseline=partial(group_mean, normalize_std=True), importance=importance)

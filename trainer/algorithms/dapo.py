@@ -22,12 +22,11 @@ class DapoSettings(ClippedSettings):
     clip_high: float = Field(0.28, ge=0)
     """A token with a positive advantage gives no gradient once its ratio is above 1 + clip_high; `inf` turns it off."""
 
-
-def dapo(settings: DapoSettings) -> PolicyGradient:
-    """Use (reward - mean) / standard deviation of the group; importance weight and clip by token; the mean over tokens."""
-    return PolicyGradient(
-        settings,
-        baseline=partial(group_mean, normalize_std=True),
-        importance=clipped(settings),
-        sequence_ratios=corrects_sequences(settings),
-    )
+    def create(self) -> PolicyGradient:
+        """Use (reward - mean) / standard deviation of the group; importance weight and clip by token; the mean over tokens."""
+        return PolicyGradient(
+            self,
+            baseline=partial(group_mean, normalize_std=True),
+            importance=clipped(self),
+            sequence_ratios=corrects_sequences(self),
+        )

@@ -22,14 +22,13 @@ class DrGrpoSettings(ClippedSettings):
     """The number by which the sum over an episode's tokens is divided, whatever its length: the most tokens that an episode may
     sample (`generate_max_length` in the paper's code). The mean over all episodes of the batch follows, as there."""
 
-
-def dr_grpo(settings: DrGrpoSettings) -> PolicyGradient:
-    """Use reward - mean of the group; divide each episode's sum by a constant."""
-    return PolicyGradient(
-        settings,
-        baseline=partial(group_mean, normalize_std=False),
-        importance=clipped(settings),
-        average="constant",
-        length=settings.length,
-        sequence_ratios=corrects_sequences(settings),
-    )
+    def create(self) -> PolicyGradient:
+        """Use reward - mean of the group; divide each episode's sum by a constant."""
+        return PolicyGradient(
+            self,
+            baseline=partial(group_mean, normalize_std=False),
+            importance=clipped(self),
+            average="constant",
+            length=self.length,
+            sequence_ratios=corrects_sequences(self),
+        )

@@ -27,13 +27,12 @@ class GrpoSettings(ClippedSettings):
     """The mean over the tokens of the batch that may be trained (`token`), or over its episodes, of their tokens' means
     (`sequence`, as in the paper). Groups without advantage count."""
 
-
-def grpo(settings: GrpoSettings) -> PolicyGradient:
-    """Use advantages from the group; importance weight and clip by token."""
-    return PolicyGradient(
-        settings,
-        baseline=partial(group_mean, normalize_std=settings.normalize_std),
-        importance=clipped(settings),
-        average=settings.average,
-        sequence_ratios=corrects_sequences(settings),
-    )
+    def create(self) -> PolicyGradient:
+        """Use advantages from the group; importance weight and clip by token."""
+        return PolicyGradient(
+            self,
+            baseline=partial(group_mean, normalize_std=self.normalize_std),
+            importance=clipped(self),
+            average=self.average,
+            sequence_ratios=corrects_sequences(self),
+        )

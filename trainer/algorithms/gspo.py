@@ -32,19 +32,18 @@ class GspoSettings(PolicySettings):
     """An episode with a positive advantage gives no gradient once the geometric mean of its ratios is above 1 + clip_high; `inf`
     turns it off."""
 
+    def create(self) -> PolicyGradient:
+        """Use advantages from the group; the geometric mean of an episode's ratios weighs its tokens; the mean over episodes."""
 
-def gspo(settings: GspoSettings) -> PolicyGradient:
-    """Use advantages from the group; the geometric mean of an episode's ratios weighs its tokens; the mean over episodes."""
+        def importance(batch: TokenBatch) -> Importance:
+            ratio = sampler_ratios(batch).geometric()
+            outside = outside_trust_region(ratio, batch.advantages, self.clip_low, self.clip_high)
+            return Importance(ratio, outside)
 
-    def importance(batch: TokenBatch) -> Importance:
-        ratio = sampler_ratios(batch).geometric()
-        outside = outside_trust_region(ratio, batch.advantages, settings.clip_low, settings.clip_high)
-        return Importance(ratio, outside)
-
-    return PolicyGradient(
-        settings,
-        baseline=partial(group_mean, normalize_std=True),
-        importance=importance,
-        average="sequence",
-        sequence_ratios=True,
-    )
+        return PolicyGradient(
+            self,
+            baseline=partial(group_mean, normalize_std=True),
+            importance=importance,
+            average="sequence",
+            sequence_ratios=True,
+        )

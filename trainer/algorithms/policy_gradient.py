@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trainer.algorithms.base import AlgorithmSettings, Loss, TokenBatch
+from trainer.algorithms.base import AlgorithmSettings, Loss, Rewards, StepTokens, TokenBatch
 from trainer.corrections import CORRECTIONS, MASKS, Ratios, outside_trust_region
 
 Bounds = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=1)]]
@@ -85,7 +85,7 @@ class PolicyGradient:
     """An algorithm made of its parts. `loss` has the gradient of the paper's objective, and the value of -c A log p."""
 
     settings: PolicySettings
-    baseline: Callable[[Sequence[Tensor]], list[Tensor]]
+    baseline: Callable[[Sequence[Rewards]], list[Tensor]]
     """Rewards to advantages, a tensor of shape (episodes,) for each group."""
     importance: Callable[[TokenBatch], Importance]
     average: Literal["token", "sequence", "constant"] = "token"
@@ -94,8 +94,13 @@ class PolicyGradient:
     length: int = 1
     scope: Literal["group", "batch"] = "group"
     minibatches: int = 1
+    epochs: int = 1
     sequence_ratios: bool = False
     """True if `importance` has ratios of episodes."""
+    measure: Callable[[StepTokens], dict[str, float]] | None = None
+    """The figures of a step that `importance` uses."""
+    computes_proximal: bool = True
+    """Whether several optimizer steps on a batch have the log-probabilities at its beginning."""
 
     @property
     def whole_episodes(self) -> bool:
@@ -127,13 +132,27 @@ class PolicyGradient:
         """True if episodes rather than tokens have equal weight."""
         return self.average == "sequence"
 
+    @property
+    def needs_proximal(self) -> bool:
+        """True with several optimizer steps on a batch, unless `computes_proximal` is false."""
+        return self.computes_proximal and self.minibatches * self.epochs > 1
+
+    @property
+    def needs_statistics(self) -> bool:
+        """True with `measure`."""
+        return self.measure is not None
+
+    def statistics(self, step: StepTokens) -> dict[str, float]:
+        """Return what `measure` returns."""
+        return {} if self.measure is None else self.measure(step)
+
     def normalizer(self, tokens: int, episodes: int) -> float:
         """Return the tokens, or the episodes times `length`; at least 1."""
         return float(max(1, tokens if self.average == "token" else episodes * self.length))
 
-    def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
+    def advantages(self, groups: Sequence[Rewards]) -> list[Tensor]:
         """Return the baseline's advantages."""
-        return self.baseline(rewards)
+        return self.baseline(groups)
 
     def loss(self, batch: TokenBatch) -> Loss:
         """Return policy gradient, KL term and entropy bonus."""

@@ -34,21 +34,23 @@ class PpoSettings(ClippedSettings):
     minibatches: int = Field(4, ge=1, le=64)
     """Parts into which the groups of a batch are cut, each of them one optimizer step. The clip bounds how far the steps before
     have moved the policy, so with 1 it does nothing."""
+    epochs: int = Field(1, ge=1, le=64)
+    """Passes over a batch, each of `minibatches` optimizer steps; metrics are of the first."""
 
+    def create(self) -> PolicyGradient:
+        """Correct staleness by the importance weight, proximal over sampler; clip the ratio trained over proximal."""
 
-def ppo(settings: PpoSettings) -> PolicyGradient:
-    """Correct staleness by the importance weight, proximal over sampler; clip the ratio trained over proximal."""
+        def importance(batch: TokenBatch) -> Importance:
+            proximal = batch.logprobs if batch.proximal is None else batch.proximal
+            moved = Ratios((batch.logprobs - proximal).detach(), batch.sequences, batch.episodes).by_token()
+            outside = outside_trust_region(moved, batch.advantages, self.clip_low, self.clip_high)
+            return Importance(corrected(sampler_ratios(batch), self) * moved, outside)
 
-    def importance(batch: TokenBatch) -> Importance:
-        proximal = batch.logprobs if batch.proximal is None else batch.proximal
-        moved = Ratios((batch.logprobs - proximal).detach(), batch.sequences, batch.episodes).by_token()
-        outside = outside_trust_region(moved, batch.advantages, settings.clip_low, settings.clip_high)
-        return Importance(corrected(sampler_ratios(batch), settings) * moved, outside)
-
-    return PolicyGradient(
-        settings,
-        baseline=partial(group_mean, normalize_std=settings.normalize_std),
-        importance=importance,
-        minibatches=settings.minibatches,
-        sequence_ratios=corrects_sequences(settings),
-    )
+        return PolicyGradient(
+            self,
+            baseline=partial(group_mean, normalize_std=self.normalize_std),
+            importance=importance,
+            minibatches=self.minibatches,
+            epochs=self.epochs,
+            sequence_ratios=corrects_sequences(self),
+        )

@@ -22,13 +22,12 @@ class ReinforcePlusPlusSettings(ClippedSettings):
     group_baseline: bool = False
     """Take the mean of its group off each reward first (the paper's REINFORCE++ with baseline)."""
 
-
-def reinforce_plus_plus(settings: ReinforcePlusPlusSettings) -> PolicyGradient:
-    """Use (reward - mean) / standard deviation of the batch; importance weight and clip by token; the mean over tokens."""
-    return PolicyGradient(
-        settings,
-        baseline=partial(whitened, group_baseline=settings.group_baseline),
-        importance=clipped(settings),
-        scope="batch",
-        sequence_ratios=corrects_sequences(settings),
-    )
+    def create(self) -> PolicyGradient:
+        """Use (reward - mean) / standard deviation of the batch; importance weight and clip by token; the mean over tokens."""
+        return PolicyGradient(
+            self,
+            baseline=partial(whitened, group_baseline=self.group_baseline),
+            importance=clipped(self),
+            scope="batch",
+            sequence_ratios=corrects_sequences(self),
+        )

@@ -28,18 +28,17 @@ class RlooSettings(PolicySettings, CorrectionSettings):
 
     type: Literal["rloo"] = "rloo"
 
+    def create(self) -> PolicyGradient:
+        """Treat the episode as one action: average the sums of the episodes' tokens. Nothing is clipped."""
 
-def rloo(settings: RlooSettings) -> PolicyGradient:
-    """Treat the episode as one action: average the sums of the episodes' tokens. Nothing is clipped."""
+        def importance(batch: TokenBatch) -> Importance:
+            weight = corrected(sampler_ratios(batch), self)
+            return Importance(weight, torch.zeros_like(weight, dtype=torch.bool))
 
-    def importance(batch: TokenBatch) -> Importance:
-        weight = corrected(sampler_ratios(batch), settings)
-        return Importance(weight, torch.zeros_like(weight, dtype=torch.bool))
-
-    return PolicyGradient(
-        settings,
-        baseline=leave_one_out,
-        importance=importance,
-        average="constant",
-        sequence_ratios=corrects_sequences(settings),
-    )
+        return PolicyGradient(
+            self,
+            baseline=leave_one_out,
+            importance=importance,
+            average="constant",
+            sequence_ratios=corrects_sequences(self),
+        )

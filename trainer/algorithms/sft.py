@@ -11,13 +11,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.algorithms.base import AlgorithmSettings, Loss, TokenBatch
+from trainer.algorithms.base import AlgorithmSettings, Loss, Rewards, StepTokens, TokenBatch
 
 
 class LikelihoodSettings(AlgorithmSettings):
     """No keys."""
 
     type: Literal["sft"] = "sft"
+
+    def create(self) -> Likelihood:
+        """Weigh every token the same."""
+        return Likelihood()
 
 
 class Likelihood:
@@ -31,10 +35,17 @@ class Likelihood:
     scope: Literal["group", "batch"] = "group"
     whole_episodes = False
     minibatches = 1
+    epochs = 1
+    needs_proximal = False
+    needs_statistics = False
 
-    def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
+    def advantages(self, groups: Sequence[Rewards]) -> list[Tensor]:
         """Return 1 for every episode."""
-        return [torch.ones_like(group) for group in rewards]
+        return [torch.ones_like(group.values) for group in groups]
+
+    def statistics(self, step: StepTokens) -> dict[str, float]:
+        """Return nothing."""
+        return {}
 
     def normalizer(self, tokens: int, episodes: int) -> float:
         """Return the trained tokens; at least 1."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from scheduler.cluster import sharing
 from scheduler.cluster.sharing import Fit
-from trainer.algorithms import create
 from trainer.config.model import ModelSettings
 from trainer.config.settings import Settings
 from trainer.errors import ConfigError
@@ -113,7 +112,7 @@ def _with_engine(settings: Settings, own_gb: float, device_gb: float, engine_gb:
 
 
 def _predicted(settings: Settings, ranks: int) -> Prediction:
-    algorithm = create(settings.algorithm)
+    algorithm = settings.algorithm.create()
     # Without its adapters, a model is its own reference.
     reference = settings.model.lora is None and bool(algorithm.needs_reference or algorithm.reward_kl)
     return predict(_shapes(settings), settings, ranks, reference=reference)
@@ -127,7 +126,7 @@ def checkpoint_size(settings: Settings) -> int:
 
 def _shapes(settings: Settings) -> Shapes:
     tokens = -(-settings.batch.tokens // settings.parallel.context)
-    return _measured(settings.model, tokens, create(settings.algorithm).needs_entropy)
+    return _measured(settings.model, tokens, settings.algorithm.create().needs_entropy)
 
 
 @cache

@@ -33,7 +33,7 @@ from headgate.configuration import (
     own_tables,
     read_toml,
 )
-from trainer.algorithms import REGISTRY, AlgorithmSettings
+from trainer.algorithms import AlgorithmSettings, settings_of
 from trainer.algorithms.sft import LikelihoodSettings
 from trainer.config.batch import BatchSettings, CreditSettings
 from trainer.config.eval import EvalSettings
@@ -54,15 +54,15 @@ TRAIN_NODES = "HEADGATE_TRAIN_NODES"
 
 
 def _algorithm(value: Any) -> AlgorithmSettings:
-    """Return a discriminated union on `type` over the registry."""
+    """Return the settings of the class that `type` names."""
     if isinstance(value, AlgorithmSettings):
         return value
     if not isinstance(value, dict):
         raise ValueError("a table is needed")
-    name = value.get("type", "grpo")
-    if name not in REGISTRY:
-        raise ValueError(f"type: {name!r} is none of {', '.join(sorted(REGISTRY))}")
-    kind = REGISTRY[name][0]
+    try:
+        kind = settings_of(str(value.get("type", "grpo")))
+    except ValueError as error:
+        raise ValueError(f"type: {error}") from error
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -111,7 +111,8 @@ class Batch:
     @property
     def streams(self) -> bool:
         """True if micro-batches are computed before the batch is complete."""
-        return self._algorithm.scope == "group" and self._algorithm.minibatches == 1
+        one_pass = self._algorithm.minibatches == 1 and self._algorithm.epochs == 1
+        return self._algorithm.scope == "group" and one_pass and not self._algorithm.needs_statistics
 
     @property
     def loss(self) -> float:

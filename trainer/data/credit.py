@@ -23,7 +23,7 @@ from headgate.types import (
     Group,
     Node,
 )
-from trainer.algorithms import Algorithm
+from trainer.algorithms import Algorithm, Rewards
 from trainer.config.batch import CreditSettings
 from trainer.data.tree import Credit
 
@@ -41,6 +41,8 @@ class Share:
     """The episode's place in its group."""
     nodes: tuple[int, ...]
     reward: float
+    tokens: int
+    """The sampled tokens that the reward is for."""
 
 
 def advantages(
@@ -59,8 +61,7 @@ def advantages(
         shares(group, divergence, algorithm.reward_kl, settings)
         for group, divergence in zip(groups, divergences, strict=True)
     ]
-    rewards = [[share.reward for share in some] for sets in compared for some in sets]
-    found = iter(algorithm.advantages([torch.tensor(some, dtype=torch.float64) for some in rewards]))
+    found = iter(algorithm.advantages([_rewards(some) for sets in compared for some in sets]))
     result: list[list[Credit]] = []
     for group, sets in zip(groups, compared, strict=True):
         credits: list[dict[int, float]] = [{} for _ in group.episodes]
@@ -69,6 +70,13 @@ def advantages(
                 credits[share.episode].update(dict.fromkeys(share.nodes, advantage))
         result.append([*credits])
     return result
+
+
+def _rewards(some: Sequence[Share]) -> Rewards:
+    return Rewards(
+        torch.tensor([share.reward for share in some], dtype=torch.float64),
+        torch.tensor([share.tokens for share in some], dtype=torch.int64),
+    )
 
 
 def masked(group: Group, settings: CreditSettings) -> Group:
@@ -121,6 +129,7 @@ def shares(
                 i,
                 tuple(node.index for node in episode.nodes),
                 _of_episode(episode, settings) - reward_kl * sum(divergence.values()),
+                _sampled_tokens(episode),
             )
             for i, (episode, divergence) in pairs
         ]]  # fmt: skip
@@ -130,13 +139,16 @@ def shares(
         off = [reward_kl * divergence.get(node.index, 0.0) for node in nodes]
         earned = [r - kl for r, kl in zip(_of_calls(episode, nodes, settings), off, strict=True)]
         for k, (node, reward) in enumerate(zip(nodes, returns(earned, settings.discount), strict=True)):
-            by_turn[k].append(Share(i, (node.index,), reward))
+            by_turn[k].append(Share(i, (node.index,), reward, len(node.ids)))
     return [*by_turn.values()]
 
 
 def _of_episode(episode: Episode, settings: CreditSettings) -> float:
-    tokens = sum(len(node.ids) for node in calls(episode))
-    return episode.reward - _punishment(tokens, has_truncated_call(episode), settings)
+    return episode.reward - _punishment(_sampled_tokens(episode), has_truncated_call(episode), settings)
+
+
+def _sampled_tokens(episode: Episode) -> int:
+    return sum(len(node.ids) for node in calls(episode))
 
 
 def _of_calls(episode: Episode, nodes: Sequence[Node], settings: CreditSettings) -> list[float]:

@@ -15,7 +15,7 @@ from headgate.client import GatewayClient
 from headgate.processes.slow import reported
 from headgate.used_settings import write_used
 from trainer import rank_rpc
-from trainer.algorithms import create, learns_from_equal
+from trainer.algorithms import learns_from_equal
 from trainer.config.settings import Settings
 from trainer.errors import RankLost
 from trainer.loop.children import gateway_process, rollout_log, rollout_process, weights_process
@@ -122,7 +122,7 @@ def run_other_rank(settings: Settings) -> None:
 def warn_single_episode_groups(settings: Settings) -> str:
     """Return a warning if groups have one episode and the algorithm learns nothing from such groups; else an empty string."""
     rollout = settings.rollout
-    if rollout is None or rollout.group_size > 1 or learns_from_equal(create(settings.algorithm)):
+    if rollout is None or rollout.group_size > 1 or learns_from_equal(settings.algorithm.create()):
         return ""
     return (
         f"warning: [rollout] group_size = 1, and {settings.algorithm.type} compares the episodes of a group: every advantage is"

@@ -15,17 +15,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.algorithms import REGISTRY, Algorithm, TokenBatch, create
+from trainer.algorithms import REGISTRY, Algorithm, Rewards, StepTokens, TokenBatch
 from trainer.algorithms.baselines import group_mean
+from trainer.algorithms.m2po import CUTOFF
 
 LENGTHS = (7, 1, 4, 6, 3)
 ADVANTAGES = (1.2, 0.7, -0.4, -1.1, 0.9)
+STALENESS = (0, 3, 1, 2, 1)
 UNBOUNDED = math.inf
 Episodes = list[Tensor]
 
 
 def algorithm_of(**settings: Any) -> Algorithm:
-    return create(REGISTRY[settings["type"]][0].model_validate(settings))
+    return REGISTRY[settings["type"]].model_validate(settings).create()
 
 
 def samples() -> tuple[Episodes, Episodes, Episodes]:
@@ -41,6 +43,10 @@ def samples() -> tuple[Episodes, Episodes, Episodes]:
     return trained, proximal, recorded
 
 
+def by_token(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).repeat_interleave(torch.tensor(LENGTHS))
+
+
 def gradient_of(
     algorithm: Algorithm,
     with_proximal: bool = False,
@@ -50,6 +56,11 @@ def gradient_of(
 ) -> list[Tensor]:
     """The gradient that the trainer would be given: that of the sum over micro-batches, over the normalizer."""
     trained, proximal, recorded = samples()
+    statistics = algorithm.statistics(
+        StepTokens(
+            torch.cat(trained).detach(), torch.cat(recorded), by_token(ADVANTAGES), by_token(STALENESS).long()
+        )
+    )
     order = range(len(LENGTHS))
     parts = [list(order)] if split is None else [list(order[:split]), list(order[split:])]
     for part in parts:
@@ -68,6 +79,9 @@ def gradient_of(
                 episodes=len(part),
                 reference=torch.cat([reference[i] for i in part]) if reference else None,
                 proximal=torch.cat([proximal[i] for i in part]) if with_proximal else None,
+                ids=torch.zeros(int(counts.sum()), dtype=torch.int64),
+                staleness=torch.tensor([STALENESS[i] for i in part]).repeat_interleave(counts),
+                statistics=statistics,
             )
         )
         loss.total.backward()
@@ -143,6 +157,82 @@ def decoupled_objective(new: Episodes, proximal: Episodes, old: Episodes) -> Ten
     return total / sum(LENGTHS)
 
 
+def sapo_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """SAPO, equations 5 and 6: 4 / temperature x sigmoid(temperature (r - 1)) in place of r."""
+    each = []
+    for n, o, a in zip(new, old, ADVANTAGES, strict=True):
+        temperature = 2.0 if a > 0 else 3.0
+        gates = [torch.sigmoid(temperature * ((n[j] - o[j]).exp() - 1)) for j in range(len(n))]
+        each.append(torch.stack(gates).mean() * 4 / temperature * a)
+    return torch.stack(each).mean()
+
+
+def gmpo_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """GMPO, equation 4: the geometric mean of |min(r A, clip(r) A)|, with the advantage's sign, and its size once."""
+    each = []
+    for n, o, a in zip(new, old, ADVANTAGES, strict=True):
+        product, sign = torch.ones((), dtype=torch.float64), math.copysign(1.0, a)
+        for j in range(len(n)):
+            ratio = (n[j] - o[j]).exp()
+            product = (
+                product * torch.minimum(ratio * sign, ratio.clamp(math.exp(-0.3), math.exp(0.2)) * sign).abs()
+            )
+        each.append(product ** (1 / len(n)) * a)
+    return torch.stack(each).mean()
+
+
+def dppo_objective(
+    divergence: Callable[[float, float], float],
+) -> Callable[[Episodes, Episodes, Episodes], Tensor]:
+    """DPPO: r A, where the two outcomes' divergence is within the bound or the step leads back."""
+
+    def objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for n, o, a in zip(new, old, ADVANTAGES, strict=True):
+            for j in range(len(n)):
+                ratio = (n[j] - o[j]).exp()
+                outward = (float(ratio.detach()) - 1) * a > 0
+                far = divergence(math.exp(float(o[j])), math.exp(float(n[j].detach()))) > 0.02
+                total = total + ratio * a * float(not (outward and far))
+        return total / sum(LENGTHS)
+
+    return objective
+
+
+def binary_kl(old: float, new: float) -> float:
+    return old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new))
+
+
+def opo_objective(new: Episodes, _: Episodes, __: Episodes) -> Tensor:
+    """OPO: REINFORCE; its baseline is tested with the advantages."""
+    return torch.stack([a * n.sum() for n, a in zip(new, ADVANTAGES, strict=True)]).sum() / sum(LENGTHS)
+
+
+def m2po_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """M2PO: the largest squared log-ratios are left out, one after another, until the mean of the others is within the bound."""
+    pairs = [
+        (float((n[j] - o[j]).detach()) ** 2, (n[j] - o[j]).exp() * a)
+        for n, o, a in zip(new, old, ADVANTAGES, strict=True)
+        for j in range(len(n))
+    ]
+    pairs.sort(key=lambda pair: pair[0])
+    kept = len(pairs)
+    while fmean(square for square, _ in pairs[:kept]) > 0.05:
+        kept -= 1
+    return torch.stack([term * (i < kept) for i, (_, term) in enumerate(pairs)]).sum() / sum(LENGTHS)
+
+
+def a3po_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """AReaL, equation 5, with log pi_prox = log pi_behav / d + (1 - 1 / d) log pi, where d is the staleness after the step."""
+    total = torch.zeros((), dtype=torch.float64)
+    for n, o, a, staleness in zip(new, old, ADVANTAGES, STALENESS, strict=True):
+        for j in range(len(n)):
+            d = staleness + 1
+            p = (o[j] / d + (1 - 1 / d) * n[j]).detach()
+            total = total + (p - o[j]).exp() * surrogate((n[j] - p).exp(), a, 0.1, 0.1)
+    return total / sum(LENGTHS)
+
+
 OBJECTIVES: dict[str, tuple[dict[str, Any], Callable[[Episodes, Episodes, Episodes], Tensor]]] = {
     "dapo": ({"type": "dapo", "importance_cap": UNBOUNDED}, dapo_objective),
     "reinforce++": ({"type": "reinforce++", "importance_cap": UNBOUNDED, "clip_high": 0.28}, dapo_objective),
@@ -158,11 +248,39 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], Callable[[Episodes, Episodes, Episod
         {"type": "ppo", "importance_cap": UNBOUNDED, "clip_low": 0.1, "clip_high": 0.1},
         decoupled_objective,
     ),
+    "a3po": (
+        {"type": "a3po", "importance_cap": UNBOUNDED, "clip_low": 0.1, "clip_high": 0.1},
+        a3po_objective,
+    ),
+    "sapo": (
+        {"type": "sapo", "temperature_positive": 2.0, "temperature_negative": 3.0},
+        sapo_objective,
+    ),
+    "gmpo": ({"type": "gmpo", "clip_low": 0.3, "clip_high": 0.2}, gmpo_objective),
+    "dppo": (
+        {"type": "dppo", "importance_cap": UNBOUNDED, "bound_low": 0.02, "bound_high": 0.02},
+        dppo_objective(lambda old, new: abs(new - old)),
+    ),
+    "dppo, kl": (
+        {
+            "type": "dppo",
+            "divergence": "kl",
+            "importance_cap": UNBOUNDED,
+            "bound_low": 0.02,
+            "bound_high": 0.02,
+        },
+        dppo_objective(binary_kl),
+    ),
+    "opo": ({"type": "opo", "correction": "none"}, opo_objective),
+    "m2po": ({"type": "m2po", "second_moment": 0.05}, m2po_objective),
 }
 
 
 def test_every_algorithm_has_its_formula_here() -> None:
-    assert OBJECTIVES.keys() == REGISTRY.keys()
+    assert {settings["type"] for settings, _ in OBJECTIVES.values()} == REGISTRY.keys()
+
+
+UNCLIPPED = ("rloo", "cispo", "sapo", "opo")
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -171,7 +289,7 @@ def test_the_gradient_is_that_of_the_papers_objective(name: str) -> None:
     trained, proximal, recorded = samples()
     expected = torch.autograd.grad(-objective(trained, proximal, recorded), trained)
     found = gradient_of(algorithm_of(**settings), with_proximal=name == "ppo")
-    assert any(bool((e == 0).any()) for e in expected) or name in ("rloo", "cispo"), "something is clipped"
+    assert any(bool((e == 0).any()) for e in expected) or name in UNCLIPPED, "something is clipped"
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
@@ -290,7 +408,8 @@ def test_the_expected_kl_gradient_is_that_of_the_divergence_between_the_policies
         loss = algorithm.loss(TokenBatch(
             logprobs=logits.log_softmax(0)[tokens], entropy=torch.zeros(2), recorded=drawn[tokens],
             advantages=torch.zeros(2, dtype=torch.float64), weights=torch.full((2,), weight), episodes=1,
-            sequences=torch.zeros(2, dtype=torch.int64), reference=initial[tokens],
+            sequences=torch.zeros(2, dtype=torch.int64), reference=initial[tokens], ids=tokens,
+            staleness=torch.zeros(2, dtype=torch.int64), statistics={CUTOFF: UNBOUNDED},
         ))  # fmt: skip
         total = total + drawn[tokens].sum().exp() * loss.total
     (found,) = torch.autograd.grad(total, logits)
@@ -323,10 +442,24 @@ EPSILON = 1e-4
 REWARDS = ((1.0, 0.0, 0.5, 0.5), (2.0, -1.0), (0.3, 0.1 + 0.2), (4.0,))
 
 
+def lengths_of(group: Sequence[float]) -> list[int]:
+    return [3 + 5 * i for i in range(len(group))]
+
+
+def rewards_of(group: Sequence[float]) -> Rewards:
+    return Rewards(torch.tensor(group, dtype=torch.float64), torch.tensor(lengths_of(group)))
+
+
 def by_hand(name: str, groups: Sequence[Sequence[float]]) -> list[list[float]]:
     if name == "reinforce++":
         every = [reward for group in groups for reward in group]
         return [[(r - fmean(every)) / (pstdev(every) + EPSILON) for r in group] for group in groups]
+    if name == "opo":
+        sums = [sum(r * n for r, n in zip(group, lengths_of(group), strict=True)) for group in groups]
+        return [
+            [r - total / sum(lengths_of(group)) for r in group]
+            for group, total in zip(groups, sums, strict=True)
+        ]
     if name == "rloo":
         return [
             [r - fmean([*group[:i], *group[i + 1 :]]) if len(group) > 1 else 0.0 for i, r in enumerate(group)]
@@ -339,7 +472,7 @@ def by_hand(name: str, groups: Sequence[Sequence[float]]) -> list[list[float]]:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_advantages_are_those_of_the_paper(name: str) -> None:
     algorithm = algorithm_of(**OBJECTIVES[name][0])
-    found = algorithm.advantages([torch.tensor(group, dtype=torch.float64) for group in REWARDS])
+    found = algorithm.advantages([rewards_of(group) for group in REWARDS])
     for ours, theirs in zip(found, by_hand(name, REWARDS), strict=True):
         assert ours.tolist() == pytest.approx(theirs, abs=1e-12)
     if name != "reinforce++":
@@ -349,7 +482,7 @@ def test_advantages_are_those_of_the_paper(name: str) -> None:
 
 def test_a_group_baseline_is_taken_off_before_the_batch_is_normalized() -> None:
     found = algorithm_of(type="reinforce++", group_baseline=True).advantages(
-        [torch.tensor(group, dtype=torch.float64) for group in REWARDS]
+        [rewards_of(group) for group in REWARDS]
     )
     centered = [[r - fmean(group) for r in group] for group in REWARDS]
     deviation = pstdev([value for group in centered for value in group]) + EPSILON
@@ -385,7 +518,7 @@ def test_advantages_are_exact_for_rewards_of_every_size(rewards: list[float]) ->
         deviation = (sum(value * value for value in centered) / len(exact)).sqrt()
         equal = len(exact) < 2 or max(exact) - min(exact) <= size / 2**20
         expected = [0.0 if equal else float(value / (deviation + Decimal("1e-4"))) for value in centered]
-    (found,) = group_mean([torch.tensor(rewards, dtype=torch.float64)], normalize_std=True)
+    (found,) = group_mean([rewards_of(rewards)], normalize_std=True)
     # An offset of 2**20 times the spread leaves 33 of the 53 bits.
     assert found.tolist() == pytest.approx(expected, rel=2**-30, abs=2**-30)
     assert (found == 0).all() or not equal
@@ -395,5 +528,5 @@ def test_advantages_are_exact_for_rewards_of_every_size(rewards: list[float]) ->
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_is_not_hidden_among_equal_ones(name: str, wrong: float) -> None:
     algorithm = algorithm_of(**OBJECTIVES[name][0])
-    (found,) = algorithm.advantages([torch.tensor([1.0, wrong, 1.0], dtype=torch.float64)])
+    (found,) = algorithm.advantages([rewards_of([1.0, wrong, 1.0])])
     assert not found.isfinite().all()

@@ -8,7 +8,7 @@ import pytest
 
 from headgate.types import ABANDONED, Episode, Group, TokenFlag
 from tests.unit.trainer.trees import prompt, sampled
-from trainer.algorithms import REGISTRY, create
+from trainer.algorithms import REGISTRY
 from trainer.data.batch import Batch
 
 LENGTH = 100
@@ -47,6 +47,12 @@ DIVISORS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "rloo": ({}, EPISODES),
     "gspo": ({}, EPISODES),
     "ppo": ({"minibatches": 2}, TOKENS),
+    "a3po": ({"epochs": 2}, TOKENS),
+    "sapo": ({}, EPISODES),
+    "gmpo": ({}, EPISODES),
+    "dppo": ({}, TOKENS),
+    "opo": ({}, TOKENS),
+    "m2po": ({}, TOKENS),
 }
 """By algorithm, its settings and what each group adds."""
 
@@ -58,7 +64,7 @@ def test_the_divisor_counts_groups_without_advantage_with_and_without_a_term(
 ) -> None:
     settings, by_group = DIVISORS[name]
     kind = name.split(",")[0]
-    algorithm = create(REGISTRY[kind][0].model_validate({"type": kind, **settings, **term}))
+    algorithm = REGISTRY[kind].model_validate({"type": kind, **settings, **term}).create()
     for portions in ([GROUPS], [[group] for group in GROUPS]):
         batch = Batch(0, algorithm, 16)
         for portion in portions:

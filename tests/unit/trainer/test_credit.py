@@ -14,7 +14,7 @@ import torch
 
 from headgate.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
 from tests.unit.trainer.trees import prompt, sampled
-from trainer.algorithms import create
+from trainer.algorithms import Rewards
 from trainer.algorithms.grpo import GrpoSettings
 from trainer.config.batch import CreditSettings
 from trainer.config.settings import Settings
@@ -22,8 +22,8 @@ from trainer.data import credit
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError
 
-NORMALIZED = create(GrpoSettings())
-CENTERED = create(GrpoSettings(normalize_std=False))
+NORMALIZED = GrpoSettings().create()
+CENTERED = GrpoSettings(normalize_std=False).create()
 
 
 def episode(
@@ -74,7 +74,7 @@ def test_by_default_all_of_an_episode_has_the_advantage_of_its_reward() -> None:
     found = credit.advantages(members, NORMALIZED, CreditSettings())
     for one, advantages in zip(members, found, strict=True):
         rewards = torch.tensor([e.reward for e in one.episodes], dtype=torch.float64)
-        (expected,) = NORMALIZED.advantages([rewards])
+        (expected,) = NORMALIZED.advantages([Rewards(rewards, torch.ones(len(rewards)))])
         assert advantages == [
             dict.fromkeys((n.index for n in e.nodes), value)
             for e, value in zip(one.episodes, expected.tolist(), strict=True)
@@ -87,8 +87,9 @@ class WholeBatch:
 
     reward_kl = 0.0
 
-    def advantages(self, rewards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [some - torch.cat([*rewards]).mean() for some in rewards]
+    def advantages(self, groups: Sequence[Rewards]) -> list[torch.Tensor]:
+        mean = torch.cat([group.values for group in groups]).mean()
+        return [group.values - mean for group in groups]
 
 
 def test_an_algorithm_of_the_whole_batch_receives_all_groups() -> None:
@@ -163,7 +164,7 @@ def test_unused_turns_are_not_calls_and_rewards_posted_elsewhere_count_at_the_en
 
 def test_the_divergence_of_a_call_is_taken_off_its_reward() -> None:
     """`kl = "k1"`: 0.5 times the divergence of the call and of later ones; of an episode, that of all its nodes."""
-    algorithm = create(GrpoSettings(normalize_std=False, kl="k1", kl_coef=0.5))
+    algorithm = GrpoSettings(normalize_std=False, kl="k1", kl_coef=0.5).create()
     members = group(episode("a", 0.0, *turns(1.0, 1.0)), episode("b", 0.0, *turns(1.0, 1.0)))
     divergences = [[{1: 2.0, 3: 4.0}, {1: 0.5}]]
     # Returns: a has 2 - 3 and 1 - 2, b has 2 - 0.25 and 1.

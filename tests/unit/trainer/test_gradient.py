@@ -18,7 +18,6 @@ from headgate.types import Episode, Group, Node, TokenFlag
 from tests.harness.plain_model import plain_logits
 from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import context_of, prompt, sampled
-from trainer.algorithms import create
 from trainer.algorithms.ppo import PpoSettings
 from trainer.errors import FeedBroken
 from trainer.model.policy import Policy
@@ -304,11 +303,13 @@ def test_an_empty_batch_makes_the_next_version_without_a_nan(tiny_model: Path, t
     assert (measured["trained_tokens"], measured["groups"], measured["loss"]) == (0, 0, 0)
 
 
-def test_minibatches_are_steps_of_their_own_around_the_weights_at_the_batchs_beginning(
-    exact_model: Path, tmp_path: Path
+@pytest.mark.parametrize(("minibatches", "epochs"), [(2, 1), (1, 2), (2, 2)])
+def test_minibatches_and_epochs_are_steps_of_their_own_around_the_weights_at_the_batchs_beginning(
+    exact_model: Path, tmp_path: Path, minibatches: int, epochs: int
 ) -> None:
     trainer = trainer_of(exact_model, tmp_path, "token", 40, 0.0, 0.0)
-    trainer.algorithm = create(PpoSettings(minibatches=2, importance_cap=float("inf")))
+    settings = PpoSettings(minibatches=minibatches, epochs=epochs, importance_cap=float("inf"))
+    trainer.algorithm = settings.create()
     groups, seen = batch_of()[:3], []
     initial = copy.deepcopy(trainer.model)
     (adamw,) = trainer.optimizer.parts
@@ -321,10 +322,12 @@ def test_minibatches_are_steps_of_their_own_around_the_weights_at_the_batchs_beg
     for group in groups:
         trainer.add_groups(batch, [group])
         assert all(p.grad is None for p in trainer.model.parameters()), "nothing streams"
-    trainer.step(batch)
+    measured = trainer.step(batch)
     assert trainer.version == 1
-    assert len(seen) == 2
-    for (weights, gradient), part in zip(seen, (groups[:1], groups[1:]), strict=True):
+    assert measured["trained_tokens"] == sum(map(trained_tokens, groups))
+    assert sum(batch.staleness.values()) == measured["trained_tokens"], "tokens are counted once"
+    parts = [groups] if minibatches == 1 else [groups[:1], groups[1:]]
+    for (weights, gradient), part in zip(seen, parts * epochs, strict=True):
         expected = torch.autograd.grad(decoupled_loss(weights, initial, part), list(weights.parameters()))
         for ours, theirs in zip(gradient, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.algorithms import TokenBatch, create, learns_from_equal
-from trainer.algorithms.grpo import GrpoSettings, grpo
+from trainer.algorithms import TokenBatch, learns_from_equal
+from trainer.algorithms.grpo import GrpoSettings
 from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 
 
 def test_an_episode_alone_in_its_group_teaches_only_algorithms_that_do_not_compare() -> None:
-    assert not learns_from_equal(grpo(GrpoSettings()))
-    assert learns_from_equal(create(ReinforcePlusPlusSettings()))
+    assert not learns_from_equal(GrpoSettings().create())
+    assert learns_from_equal(ReinforcePlusPlusSettings().create())
 
 
 def token_batch(logprobs: Tensor, recorded: Tensor, advantages: Tensor) -> TokenBatch:
@@ -28,6 +28,8 @@ def token_batch(logprobs: Tensor, recorded: Tensor, advantages: Tensor) -> Token
         advantages=advantages,
         weights=torch.ones_like(recorded),
         sequences=torch.zeros(len(recorded), dtype=torch.int64),
+        ids=torch.zeros(len(recorded), dtype=torch.int64),
+        staleness=torch.zeros(len(recorded), dtype=torch.int64),
         episodes=1,
         reference=recorded - 0.1,
     )
@@ -40,7 +42,7 @@ def test_gradient_is_weight_times_advantage_and_zero_outside_the_clip() -> None:
     settings = GrpoSettings(clip_low=0.2, clip_high=0.28, importance_cap=2.0)
     batch = token_batch(logprobs, logprobs.detach() - ratio.log(), advantages)
     batch = TokenBatch(**{n: getattr(batch, n) for n in batch.__slots__ if n != "reference"})
-    loss = grpo(settings).loss(batch)
+    loss = settings.create().loss(batch)
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     expected = torch.tensor([-1.0, 0.0, 1.5, -0.5, 0.0, 2.0], dtype=torch.float64)
     torch.testing.assert_close(gradient, expected)
@@ -51,7 +53,7 @@ def test_gradient_is_weight_times_advantage_and_zero_outside_the_clip() -> None:
 def test_the_kl_term_pulls_in_proportion_to_the_gap_however_great_it_is(gap: float) -> None:
     logprobs = torch.tensor([-1.0], requires_grad=True)
     batch = token_batch(logprobs, logprobs.detach(), torch.zeros(1))
-    loss = grpo(GrpoSettings(kl_coef=0.1)).loss(replace(batch, reference=logprobs.detach() - gap))
+    loss = GrpoSettings(kl_coef=0.1).create().loss(replace(batch, reference=logprobs.detach() - gap))
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     assert float(gradient) == pytest.approx(0.1 * gap, rel=1e-5)
 
@@ -59,5 +61,5 @@ def test_the_kl_term_pulls_in_proportion_to_the_gap_however_great_it_is(gap: flo
 def test_an_entropy_without_a_bonus_is_not_part_of_the_loss() -> None:
     logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
     batch = token_batch(logprobs, logprobs.detach(), torch.ones(1, dtype=torch.float64))
-    loss = grpo(GrpoSettings()).loss(replace(batch, entropy=torch.full((1,), math.nan)))
+    loss = GrpoSettings().create().loss(replace(batch, entropy=torch.full((1,), math.nan)))
     assert float(loss.total.detach()) == 1.0

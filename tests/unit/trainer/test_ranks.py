@@ -26,6 +26,7 @@ ALGORITHMS = {
     "grpo": {"type": "grpo"},
     "with a reference": {"type": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01, "average": "sequence"},
     "kl in the reward": {"type": "grpo", "kl_coef": 0.1, "kl": "k1"},
+    "statistics": {"type": "m2po", "second_moment": 0.005},
 }
 
 
@@ -62,6 +63,7 @@ def assert_learned(found: Learned, expected: Learned) -> None:
         ("grpo", 2, 1),
         ("kl in the reward", 3, 1),
         ("with a reference", 4, 2),
+        ("statistics", 4, 2),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (("with a reference", 3, 1), ("grpo", 2, 2), ("kl in the reward", 4, 2))
@@ -76,6 +78,8 @@ def test_several_ranks_learn_what_one_learns(
     assert others == [None] * (ranks - 1)
     assert_learned(found, alone(algorithm))
     assert {point["skipped_steps"] for point in found[0]} == {0.0}
+    if algorithm == "statistics":
+        assert all(0 < point["clip_fraction"] < 1 for point in found[0])
 
 
 def test_ranks_take_turns_whose_micro_batches_have_unlike_numbers_of_rows(
@@ -146,10 +150,10 @@ def lose(settings: Settings, victim: int) -> str:
     trainer = RankTrainer.open(settings)
     inner, calls = trainer._accumulate, iter(range(9))
 
-    def accumulate(batch: Batch, *arguments: Any) -> None:
+    def accumulate(batch: Batch, *arguments: Any, **more: Any) -> None:
         if next(calls) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        inner(batch, *arguments)
+        inner(batch, *arguments, **more)
 
     if trainer.ranks.rank == victim:
         trainer._accumulate = accumulate  # type: ignore[method-assign]

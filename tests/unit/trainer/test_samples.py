@@ -15,7 +15,6 @@ from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import loop_of, offline_settings, settings_of
 from tests.unit.trainer.trees import group, prompt, sampled
-from trainer.algorithms import create
 from trainer.cli import app
 from trainer.data.batch import Batch
 from trainer.data.details import BatchDetails, DetailChoice
@@ -89,7 +88,7 @@ def test_the_middle_of_a_long_text_is_left_out() -> None:
 def test_without_a_tokenizer_of_the_model_a_text_is_its_token_ids(exact_model: Path, tmp_path: Path) -> None:
     settings = offline_settings(exact_model, tmp_path)
     details = Details(settings)
-    batch = Batch(0, create(settings.algorithm), 100, details=details.choice_of(1))
+    batch = Batch(0, settings.algorithm.create(), 100, details=details.choice_of(1))
     assert list(batch.add_groups([group("g", [1.0])])) == []
     details.write(1, batch)
     (row,) = read(samples_file(tmp_path, 1))

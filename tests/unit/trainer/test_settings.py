@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import tomllib
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from tests.harness.fences import ROOT
+from trainer.algorithms import Rewards
 from trainer.algorithms.grpo import GrpoSettings
 from trainer.cli import app
 from trainer.config.settings import Settings
@@ -37,7 +43,13 @@ def parse(extra: str = "") -> Settings:
         ("[batch]\ntoken = 1", "batch.token"),
         ("[surprise]", "surprise"),
         ("[algorithm]\ntype = 'grpo'\nclip = 0.1", "clip"),
-        ("[algorithm]\ntype = 'unknown'", "none of cispo, dapo, dr_grpo, grpo"),
+        ("[algorithm]\ntype = 'unknown'", "none of a3po, cispo, dapo, dppo"),
+        ("[algorithm]\ntype = 'no.module:Name'", "cannot be imported: ModuleNotFoundError"),
+        (
+            "[algorithm]\ntype = 'trainer.algorithms:Loss'",
+            "not a subclass of trainer.algorithms.AlgorithmSettings",
+        ),
+        ("[algorithm]\ntype = 'trainer.algorithms:AlgorithmSettings'", "has no method `create`"),
         ("[algorithm]\nkl_coef = -1", "kl_coef"),
         ("[publish]\nkeep = 1", "publish.keep"),
         ("[publish]\ntransport = 'collective'\ndelta = true", "sends versions whole"),
@@ -54,6 +66,23 @@ def parse(extra: str = "") -> Settings:
 def test_wrong_keys_are_named(extra: str, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         parse(extra)
+
+
+def test_an_algorithm_of_ones_own_is_found_in_the_folder_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/topics/algorithms.md").read_text()
+    source = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "mine_of_a_test.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    algorithm = parse("[algorithm]\ntype = 'mine_of_a_test:ShortSettings'\nfloor = 16").algorithm.create()
+    rewards = Rewards(torch.tensor([1.0, 1.0], dtype=torch.float64), torch.tensor([2, 100]))
+    (found,) = algorithm.advantages([rewards])
+    scaled = [1 / math.log(16), 1 / math.log(100)]
+    assert found.tolist() == pytest.approx([scaled[0] - fmean(scaled), scaled[1] - fmean(scaled)])
+    with pytest.raises(ConfigError, match=r"algorithm.*floors"):
+        parse("[algorithm]\ntype = 'mine_of_a_test:ShortSettings'\nfloors = 16")
 
 
 def test_exactly_one_gateway() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.algorithms import REGISTRY, TokenBatch, create
+from trainer.algorithms import REGISTRY, TokenBatch
 
 RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "recorded" / "trl.json").read_text())
 UNBOUNDED = float("inf")
@@ -35,9 +35,9 @@ UNBOUNDED = float("inf")
 def test_our_gradients_are_those_of_trl(case: str, ours: dict[str, Any]) -> None:
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in RECORD["tensors"].items()}
     mask, logprobs = tensors["mask"], tensors["logprobs"].requires_grad_()
-    kind = REGISTRY[ours["type"]][0]
+    kind = REGISTRY[ours["type"]]
     bounds = {"importance_cap": UNBOUNDED} if "importance_cap" in kind.model_fields else {}
-    algorithm = create(kind.model_validate(bounds | ours))
+    algorithm = kind.model_validate(bounds | ours).create()
     lengths = mask.sum(1, keepdim=True)
     train = mask.bool()
     sequences = torch.arange(len(mask))[:, None].expand(mask.shape)[train]
@@ -49,6 +49,8 @@ def test_our_gradients_are_those_of_trl(case: str, ours: dict[str, Any]) -> None
             advantages=tensors["advantages"][sequences],
             weights=(mask / lengths if algorithm.sequence_mean else mask)[train],
             sequences=sequences,
+            ids=torch.zeros_like(sequences),
+            staleness=torch.zeros_like(sequences),
             episodes=len(mask),
             reference=tensors["reference"][train] if algorithm.needs_reference else None,
             proximal=tensors["proximal"][train] if algorithm.minibatches > 1 else None,
