@@ -29,7 +29,7 @@ from bench.report import Steps, finish, machine, number, show
 from scheduler.policies.placement import Rule
 from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
-    BufferReady,
+    BatchReady,
     Consume,
     Event,
     Join,
@@ -185,8 +185,8 @@ class Load:
         while events:
             commands = self._rule.apply(events.popleft())
             self.refused += any(isinstance(command, Refuse) for command in commands)
-            for buffer in [command.buffer for command in commands if isinstance(command, BufferReady)]:
-                events += (Leased(buffer), Publish(buffer + 1), Consume(buffer))
+            for batch in [command.batch for command in commands if isinstance(command, BatchReady)]:
+                events += (Leased(batch), Publish(batch + 1), Consume(batch))
 
     def _inject(self, kind: str, action: PhysicalAction[Any], value: Any) -> None:
         self.inputs.append(Input(self.clock.now(), kind, action.path, value))

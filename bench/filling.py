@@ -130,19 +130,19 @@ class Filled:
     def _decisions(self, found: dict[str, list[_Row]], group: int, at: float, fate: str) -> None:
         if fate == "eval":
             return
-        name, buffer, members = f"group-{group}", group // BATCH, self.members(group)
+        name, batch, members = f"group-{group}", group // BATCH, self.members(group)
         entries: list[tuple[str, str, str, int | None, int | None, dict[str, Any]]] = [
-            ("admitted", episode_id, "", buffer, None, {"version": buffer}) for episode_id in members
+            ("admitted", episode_id, "", batch, None, {"version": batch}) for episode_id in members
         ]
         if fate != "open":
             entries += [("rewarded", episode_id, "", None, None, {"value": 0.5}) for episode_id in members]
         if fate == "dropped":
             entries.append(("dropped", "", "zero_variance", None, None, {}))
         elif fate == "trained":
-            kept = {"version": buffer, "episodes": members}
+            kept = {"version": batch, "episodes": members}
             entries += [
-                ("occupied", "", "", buffer, group % BATCH, {}),
-                ("trained", "", "", buffer, group % BATCH, kept),
+                ("occupied", "", "", batch, group % BATCH, {}),
+                ("trained", "", "", batch, group % BATCH, kept),
             ]
         first = group * 64 + 1
         found["decisions"] += [
@@ -156,12 +156,12 @@ class Filled:
         if group % BATCH == 0 and fate == "trained":
             lease = (
                 MODEL,
-                buffer + 1,
-                f"lease-{buffer}",
-                buffer,
+                batch + 1,
+                f"lease-{batch}",
+                batch,
                 "trainer",
                 "acked",
-                f"c{buffer}",
+                f"c{batch}",
                 "",
                 at,
                 at,

@@ -55,11 +55,11 @@ class Result:
     wasted: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
 
-    def add(self, groups: list[Group], buffer: int) -> None:
+    def add(self, groups: list[Group], batch: int) -> None:
         """Count a batch."""
         for node in (n for g in groups for e in g.episodes for n in e.nodes if n.sampled):
             self.tokens += len(node.ids)
-            self.staleness.update((buffer - node.versions).tolist())
+            self.staleness.update((batch - node.versions).tolist())
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
@@ -102,7 +102,7 @@ class SlowTrainer:
                 cursor, complete = fetched.cursor, fetched.complete
             result.idle_s += time.perf_counter() - waited
             before = result.tokens
-            result.add(groups, lease.buffer)
+            result.add(groups, lease.batch)
             await asyncio.sleep((result.tokens - before) * self._load.train_s)
             await self._publish(version)
             await self._client.ack(lease, "none")

@@ -72,7 +72,7 @@ def _calls(filled: Filled, dice: random.Random) -> Query:
 
 
 def _lease(filled: Filled, dice: random.Random) -> Query:
-    """Return a group of a buffer, as a trainer fetches it."""
+    """Return a group of a batch, as a trainer fetches it."""
     group = dice.randrange(filled.groups)
     entry = Entry(f"group-{group}", 0, 0, filled.members(group))
     return lambda c: _READER.read(c, [entry])
@@ -97,8 +97,8 @@ def _why(filled: Filled, dice: random.Random) -> Query:
 
 
 def _trained(filled: Filled, dice: random.Random) -> Query:
-    buffer = dice.randrange(max(filled.groups // BATCH, 1))
-    return lambda c: decisions.trained(c, MODEL, buffer, buffer + 1)
+    batch = dice.randrange(max(filled.groups // BATCH, 1))
+    return lambda c: decisions.trained(c, MODEL, batch, batch + 1)
 
 
 def _last_group(filled: Filled, dice: random.Random) -> Query:

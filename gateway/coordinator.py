@@ -191,7 +191,7 @@ def _engine_version(
     if settings.routing.group_version == "newest":
         return None
     rule = ledgers[model].rule
-    return placements[model].reactor.admitting(max(rule.next_buffer - rule.settings.eta, 0))
+    return placements[model].reactor.admitting(max(rule.next_batch - rule.settings.eta, 0))
 
 
 def _own_gateway(settings: Settings) -> OwnGateway:

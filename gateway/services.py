@@ -28,9 +28,9 @@ from gateway.cluster.membership import Membership, SingleProcess
 from gateway.cluster.role import Coordinator, CurrentRole
 from gateway.config import ClusterMember
 from gateway.config.settings import ConfigError, Settings
-from gateway.control.host import placement_settings
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models, ServedModel
+from gateway.control.program_settings import placement_settings
 from gateway.coordinator import TEND_EVERY_S, open_coordinator, tend
 from gateway.engines.address import check_engines
 from gateway.engines.process import check_launch

@@ -30,7 +30,7 @@ FEED_SCHEMA = pa.schema(
         ("group_id", pa.string()),
         ("task_id", pa.string()),
         ("group_version", pa.int32()),
-        ("buffer", pa.int32()),
+        ("batch", pa.int32()),
         ("episode_id", pa.string()),
         ("reward", pa.float64()),
         ("node", pa.int32()),
@@ -98,7 +98,7 @@ def groups_to_arrow(groups: Sequence[Group]) -> pa.Table:
             "group_id": group.group_id,
             "task_id": group.task_id,
             "group_version": group.version,
-            "buffer": group.buffer,
+            "batch": group.batch,
             "episode_id": episode.episode_id,
             "reward": episode.reward,
             "context_full": episode.context_full,
@@ -135,7 +135,7 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
     shape = json.loads((table.schema.metadata or {}).get(SHAPE_KEY.encode(), b"{}"))
     groups: dict[tuple[str, int], tuple[dict[str, Any], dict[str, tuple[dict[str, Any], list[Node]]]]] = {}
     for row in _rows(table):  # a later batch may have a group of the same name
-        _, episodes = groups.setdefault((row["group_id"], row["buffer"]), (row, {}))
+        _, episodes = groups.setdefault((row["group_id"], row["batch"]), (row, {}))
         _, nodes = episodes.setdefault(row["episode_id"], (row, []))
         if row["node"] >= 0:
             nodes.append(_node(row, shape))
@@ -148,7 +148,7 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
                 Episode(eid, first["reward"], tuple(nodes), first["context_full"])
                 for eid, (first, nodes) in episodes.items()
             ),
-            head["buffer"],
+            head["batch"],
         )
         for (group_id, _), (head, episodes) in groups.items()
     )

@@ -130,18 +130,18 @@ class Group:
     version: int
     """The version at which the group's slot was reserved: no token of it was sampled by an older one."""
     episodes: tuple[Episode, ...]
-    buffer: int = -1
+    batch: int = -1
     """The batch that the group is in; -1: none yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to train on one buffer. `fence` grows with every lease: a response with an older one is refused."""
+    """The right to train on one batch. `fence` grows with every lease: a response with an older one is refused."""
 
     lease_id: str
-    buffer: int
+    batch: int
     size: int
-    """Groups that make the buffer whole."""
+    """Groups that make the batch whole."""
     fence: int
     deadline_s: float
     """Seconds from the response until the lease ends unless it is renewed."""
@@ -149,7 +149,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeasedGroups:
-    """Groups of a leased buffer from a cursor on. `complete` means that no more will follow."""
+    """Groups of a leased batch from a cursor on. `complete` means that no more will follow."""
 
     groups: tuple[Group, ...]
     cursor: int

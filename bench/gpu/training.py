@@ -59,7 +59,7 @@ async def train(
         async with GatewayClient(gateway.url) as client:
             updates = [await client.weights(version) for version in range(1, steps + 1)]
     lines = (folder / "trainer" / "metrics.jsonl").read_text().splitlines()
-    return Run([record for record in map(json.loads, lines) if "buffer" in record], updates)
+    return Run([record for record in map(json.loads, lines) if "batch" in record], updates)
 
 
 async def _run_trainer(folder: Path) -> None:

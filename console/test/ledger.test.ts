@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
-import { begun, drawn, entries, waits, type Buffer, type Ledger } from "../src/staleness/ledger";
+import { begun, drawn, entries, waits, type Batch, type Ledger } from "../src/staleness/ledger";
 
 const group = (id: string, state: "reserved" | "occupied", members: Record<string, number>) => ({ group_id: id, version: 3, state, size: 4, members });
-const BUFFER: Buffer = {
-  buffer: 5,
+const BATCH: Batch = {
+  batch: 5,
   state: "PENDING",
   occupied: 1,
   reserved: 1,
@@ -13,28 +13,28 @@ const BUFFER: Buffer = {
 const LEDGER: Ledger = {
   late_groups: "cancel",
   eta: 2,
-  batch: 3,
+  batch_size: 3,
   version: 5,
   consumed: 5,
-  lease: { buffer: 5, consumer: "trainer", left_s: 30 },
-  buffers: [BUFFER],
+  lease: { batch: 5, consumer: "trainer", left_s: 30 },
+  batches: [BATCH],
   waiting: { later: 4 },
   lost: [],
   slowest: [{ group_id: "slow", running: 3, oldest_s: 90, episodes: [] }],
 };
 
 test("places: complete groups, running ones, then free ones; dropped members count for nothing", () => {
-  expect(entries(BUFFER, 3).map((one) => one && [one.group.group_id, one.done, one.members])).toEqual([["done", 4, 4], ["slow", 1, 4], null]);
+  expect(entries(BATCH, 3).map((one) => one && [one.group.group_id, one.done, one.members])).toEqual([["done", 4, 4], ["slow", 1, 4], null]);
 });
 
 test("of a batch of a thousand places some free ones are drawn, and of many batches those that have begun", () => {
-  const { shown, left } = drawn(entries(BUFFER, 1024));
+  const { shown, left } = drawn(entries(BATCH, 1024));
   expect(shown.length).toBe(14);
   expect(shown.slice(0, 3).map((one) => one?.group.group_id)).toEqual(["done", "slow", undefined]);
   expect(left).toBe("1,010 more places free");
-  expect(drawn(entries(BUFFER, 3)).left).toBe("");
-  const empty = Array.from({ length: 64 }, () => ({ ...BUFFER, groups: [] }));
-  expect(begun([BUFFER, ...empty]).length).toBe(3);
+  expect(drawn(entries(BATCH, 3)).left).toBe("");
+  const empty = Array.from({ length: 64 }, () => ({ ...BATCH, groups: [] }));
+  expect(begun([BATCH, ...empty]).length).toBe(3);
   expect(begun(empty).length).toBe(2);
 });
 

@@ -72,7 +72,7 @@ def measured(directory: Path) -> dict[str, Any]:
     records = [
         json.loads(line) for line in (directory / "trainer" / "metrics.jsonl").read_text().splitlines()
     ]
-    counted = [record for record in records if record["buffer"] > whole.steps[0].number]
+    counted = [record for record in records if record["batch"] > whole.steps[0].number]
     tokens = sum(record["trained_tokens"] for record in counted)
     return {
         "steps": len(counted),

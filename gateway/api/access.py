@@ -5,7 +5,7 @@ gets the same response as a thing that does not exist.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
@@ -14,6 +14,7 @@ from gateway.control.models import LocalModel, ServedModel, TrainedModel
 from gateway.control.read_model import ShownModel
 from gateway.store import episodes as statements
 from gateway.store import ledger
+from gateway.store.records import EpisodeRecord
 from gateway.tenancy.projects import Projects, Reach
 from headgate.errors import NotAuthenticated, NotFound
 
@@ -38,11 +39,11 @@ class Access:
 
     def one(self, name: str | None) -> LocalModel:
         """Return a model on engines; without a name the first trained one. Raise NotFound."""
-        return self.gateway.coordinator.models.one(name, self.reach)
+        return self.gateway.coordinator.models.get(name, self.reach)
 
     def trained(self, name: str | None) -> TrainedModel:
         """Return a trained model; without a name the first. Raise NotFound or BadRequest."""
-        return self.gateway.coordinator.models.one_trained(name, self.reach)
+        return self.gateway.coordinator.models.get_trained(name, self.reach)
 
     def called(self, name: str, own: str) -> ServedModel:
         """Return a model on engines that episodes of the model `own` may have called. Raise NotFound."""
@@ -62,7 +63,7 @@ class Access:
     async def _was_trained(self, model: str) -> bool:
         return await self.gateway.database.read(lambda c: bool(ledger.events(c, model, 1)))
 
-    async def episode(self, episode_id: str) -> dict[str, Any]:
+    async def episode(self, episode_id: str) -> EpisodeRecord:
         """Return an episode's row. Raise NotFound."""
         row = await self.gateway.database.read(lambda c: statements.episode(c, episode_id))
         if row is None or not self.reach.has(row["model"]):

@@ -226,7 +226,7 @@ def _ledgers(models: Sequence[TrainedModel]) -> Iterator[Metric]:
 
 _LEDGER: dict[str, Callable[[StoredLedger], float]] = {
     "ledger_free_slots": lambda stored: stored.rule.free_slots(),
-    "ledger_next_batch": lambda stored: stored.rule.next_buffer,
+    "ledger_next_batch": lambda stored: stored.rule.next_batch,
     "ledger_broken": lambda stored: stored.broken is not None,
 }
 

@@ -21,7 +21,7 @@ def status_view(status: dict[str, Any]) -> Group:
         "model {model}: version {version} is live, {newest_version} is the newest; {updates} weight updates".format(
             **status
         ),
-        f"next to train is batch {status['consumed']}; {_batches(status['buffers'])}",
+        f"next to train is batch {status['consumed']}; {_batches(status['batches'])}",
         f"episodes: {status['open_episodes']} open; "
         + (
             ", ".join(f"{count:,} {_kind(key)}" for key, count in status["episodes"].items()) or "none so far"
@@ -42,7 +42,7 @@ def _batches(rows: list[dict[str, Any]]) -> str:
     """Return the first batches that are not empty."""
     used = [row for row in rows if row["occupied"] or row["reserved"]]
     parts = [
-        f"batch {row['buffer']} has {row['occupied']} groups, {row['reserved']} more are on their way"
+        f"batch {row['batch']} has {row['occupied']} groups, {row['reserved']} more are on their way"
         for row in used[:_BATCHES]
     ]
     if len(used) > _BATCHES:
@@ -128,20 +128,20 @@ def show_staleness(shown: dict[str, Any]) -> None:
     table = Table(title=escape(head.format(**shown)), title_justify="left")
     for name in ("batch", "state", "occupied", "reserved", "groups"):
         table.add_column(name, justify="right" if name in ("batch", "occupied", "reserved") else "left")
-    rows = shown["buffers"]
+    rows = shown["batches"]
     used = [i for i, row in enumerate(rows) if row["occupied"] or row["reserved"] or row["leased"]]
     end = used[-1] + 1 if used else 1
     for row in rows[:end]:
         groups = "\n".join(_group(group) for group in row["groups"])
         state = row["state"] + (", leased" if row["leased"] else "")
-        table.add_row(str(row["buffer"]), state, str(row["occupied"]), str(row["reserved"]), escape(groups))
+        table.add_row(str(row["batch"]), state, str(row["occupied"]), str(row["reserved"]), escape(groups))
     console.print(table)
     if rows[end:]:
-        console.print(f"all batches from {rows[end]['buffer']} to {rows[-1]['buffer']} are empty")
+        console.print(f"all batches from {rows[end]['batch']} to {rows[-1]['batch']} are empty")
     if lease := shown["lease"]:
         consumer, left = escape(lease["consumer"]), lease["left_s"]
         until = f"{left:.0f} s left" if left > 0 else "over"
-        console.print(f"batch {lease['buffer']} is leased to {consumer} (fence {lease['fence']}, {until})")
+        console.print(f"batch {lease['batch']} is leased to {consumer} (fence {lease['fence']}, {until})")
     if shown["waiting"]:
         named = ", ".join(f"{group_id} ({count})" for group_id, count in shown["waiting"].items())
         console.print(f"waiting for a slot: {escape(named)}")
@@ -156,8 +156,8 @@ def show_why(why: dict[str, Any]) -> None:
     for name in ("time", "what", "reason", "batch", "in words"):
         table.add_column(name)
     for step in why["story"]:
-        buffer = "" if step["buffer"] is None else str(step["buffer"])
-        table.add_row(_time(step["at"]), step["kind"], escape(step["reason"]), buffer, escape(step["words"]))
+        batch = "" if step["batch"] is None else str(step["batch"])
+        table.add_row(_time(step["at"]), step["kind"], escape(step["reason"]), batch, escape(step["words"]))
     console.print(table)
     for reason, tokens in why["masked_tokens"].items():
         console.print(f"{tokens} of {why['sampled_tokens']} sampled tokens are not trained: {escape(reason)}")

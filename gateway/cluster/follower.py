@@ -1,6 +1,6 @@
 """A follower: it mirrors the coordinator's engines and episodes, and runs calls of its own.
 
-Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
+Owns the link, and mirrors of the episodes that have called here; `EngineMirror` owns those of the engines. Invariants:
 - a run begins only while the link is up and the coordinator reports the engine as open;
 - tokens that arrive while the link is down are held. They are accepted if the next welcome reports that the engine's weights did
   not change in the meantime; otherwise they are dropped and the call continues elsewhere;
@@ -22,11 +22,11 @@ from weakref import WeakValueDictionary
 import aiohttp
 
 from gateway.cluster.callers import RemoteCallers
+from gateway.cluster.engine_mirror import EngineMirror
 from gateway.cluster.follower_placement import FollowerPlacement
 from gateway.cluster.messages import (
     EpisodeMessage,
     Message,
-    SlotMessage,
     counts_to_json,
     episode_from_json,
     error_from_json,
@@ -35,16 +35,11 @@ from gateway.cluster.messages import (
     table_from_json,
     unpack,
 )
-from gateway.engines.process import connect
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
 from gateway.trajectories.recorder import Recorder
-from headgate.errors import (
-    EngineError,
-    GatewayError,
-    Unavailable,
-)
+from headgate.errors import GatewayError, Unavailable
 from scheduler.program.placement import PlacementSettings
 
 log = logging.getLogger(__name__)
@@ -81,6 +76,7 @@ class Follower:
         self._url = url
         self._key = key
         self._pools = pools
+        self._engines = EngineMirror(pools)
         self._recorders = recorders
         self._routing = routing
         self._placements: dict[str, FollowerPlacement] = {}
@@ -162,7 +158,7 @@ class Follower:
                     number = next(self._numbers)
                     response: asyncio.Future[OpenEpisode] = asyncio.get_running_loop().create_future()
                     self._pending[number] = response
-                    self._outbox.put_nowait({"ask": number, **values})
+                    self._outbox.put_nowait({"request": number, **values})
                     try:
                         return await response
                     except _LinkLost:
@@ -199,10 +195,8 @@ class Follower:
 
     async def _report_forever(self) -> None:
         while True:
-            waits = any(
-                s.runs and s.state != "open" for pool in self._pools.values() for s in pool.slots.values()
-            )
-            await asyncio.sleep(_SHORT_REPORT_S if waits or self._trouble else _REPORT_S)
+            soon = self._trouble or self._engines.runs_are_awaited()
+            await asyncio.sleep(_SHORT_REPORT_S if soon else _REPORT_S)
             self._outbox.put_nowait(self._report())
 
     def _report(self) -> Message:
@@ -217,7 +211,7 @@ class Follower:
             "runs": {name: runs_to_json(pool) for name, pool in self._pools.items()},
             "waiting": {name: pool.waiting for name, pool in self._pools.items()},
             "calls": {name: counts_to_json(pool.counts()) for name, pool in self._pools.items()},
-            "seen": recent,
+            "used": recent,
             "trouble": trouble,
         }
 
@@ -225,10 +219,7 @@ class Follower:
         """Hold engines and output, and drop episodes without calls, until the next link reports what is allowed."""
         self.linked.clear()
         self._exclusive.clear()
-        for pool in self._pools.values():
-            pool.hold(_NO_LINK)
-            for slot in pool.slots.values():
-                slot.hold_output()
+        self._engines.hold(_NO_LINK)
         self._by_key.clear()
         idle = [live.id for live in self.episodes.values() if not live.calls]
         for episode_id in idle:  # the coordinator will not report their end
@@ -247,15 +238,15 @@ class Follower:
             self._on_response(message)
         elif "table" in message:
             self._on_table(message)
-        elif message["do"] == "share":
+        elif message["action"] == "share":
             self._exclusive.discard(message["episode"])
             self._acknowledge(message, self._outbox)
-        elif message["do"] == "end":
+        elif message["action"] == "end":
             self._run_in_background(self._end_episode(message, self._outbox), f"end-{message['episode']}")
-        elif message["do"] == "give_back":
+        elif message["action"] == "give_back":
             self._run_in_background(self._give_back(message, self._outbox), f"give-back-{message['name']}")
         else:
-            self._on_slot(message)
+            self._engines.on_message(message)
             self._acknowledge(message, self._outbox)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -270,24 +261,18 @@ class Follower:
             log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 
     def _on_welcome(self, message: Message) -> None:
-        known = {(slot["model"], slot["name"]) for slot in message["slots"]}
-        for name, pool in self._pools.items():
-            for slot in [slot for slot in pool.slots.values() if (name, slot.name) not in known]:
-                slot.fail("the coordinator knows no such engine")
-                del pool.slots[slot.name]
+        for name in self._pools:
             self._place_locally(name)  # the last table may be of another coordinator
         self.followed = True
         self.linked.set()
-        for shown in message["slots"]:
-            self._settle_held_output(shown)
-            self._apply_slot(shown)
+        self._engines.apply_all(message["slots"])
         for live in list(self.episodes.values()):
             self._run_in_background(self._verify(live), f"verify-{live.id}")
 
     def _on_table(self, message: Message) -> None:
         """Place a model's calls by the coordinator's table."""
         name = message["table"]
-        if message.get("over"):
+        if message.get("ended"):
             self._place_locally(name)
             return
         placement = self._placements.get(name)
@@ -326,43 +311,6 @@ class Follower:
         if response is not None and not response.done():
             response.set_result(live)
 
-    def _on_slot(self, message: Message) -> None:
-        if message["do"] == "slot":
-            self._apply_slot(message["slot"])
-            return
-        pool = self._pools[message["model"]]
-        slot = pool.slots.get(message["name"])
-        if slot is None:
-            return
-        if message["do"] == "swap":
-            slot.begin_weight_swap(message["version"])
-        else:  # forget
-            slot.fail("it was removed")
-            del pool.slots[slot.name]
-            pool.notify()
-
-    def _settle_held_output(self, shown: SlotMessage) -> None:
-        """Accept the held output of an engine if its weights did not change while there was no link; discard it otherwise."""
-        slot = self._pools[shown["model"]].slots.get(shown["name"])
-        if slot is None:
-            return
-        same = (slot.generation, slot.version) == (shown["generation"], shown["version"])
-        if same and shown["settled"]:
-            slot.release_output()
-        else:
-            slot.evict("its weights changed while this process had no coordinator")
-
-    def _apply_slot(self, shown: SlotMessage) -> None:
-        pool = self._pools[shown["model"]]
-        slot = pool.slots.get(shown["name"])
-        if slot is None:
-            slot = pool.slots[shown["name"]] = Slot(shown["name"], shown["url"])
-        slot.follow(shown["url"], owned=not shown["external"])
-        if slot.engine is None and shown["url"] is not None:
-            slot.attach(connect(slot.name, shown["url"], shown["api"]))
-        slot.mirror_state(shown["state"], shown["reason"], shown["version"], shown["generation"])
-        pool.notify()
-
     async def _end_episode(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
         await self._stop(message["episode"], error_from_json(message))
         self._acknowledge(message, outbox)
@@ -392,12 +340,7 @@ class Follower:
             recorder.forget(episode_id)
 
     async def _give_back(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
-        slot = self._pools[message["model"]].slots.get(message["name"])
-        if slot is not None and slot.engine is not None:
-            try:
-                await slot.engine.abort(slot.movable())
-            except EngineError as error:
-                log.warning("%s did not give requests back: %s", slot.name, error)
+        await self._engines.give_back(message)
         self._acknowledge(message, outbox)
 
     def _acknowledge(self, message: Message, outbox: asyncio.Queue[Message]) -> None:

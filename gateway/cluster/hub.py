@@ -29,16 +29,8 @@ from gateway.cluster.messages import (
 )
 from gateway.cluster.serving import Serving
 from gateway.episodes.episodes import Episodes
-from gateway.generation.plan_messages import (
-    CallCounts,
-    Table,
-    peer_load_of,
-)
-from gateway.generation.pool import (
-    EngineMonitor,
-    EnginePool,
-    NoMonitor,
-)
+from gateway.generation.plan_messages import CallCounts, Table, peer_load_of
+from gateway.generation.pool import EngineMonitor, EnginePool, NoMonitor
 from gateway.generation.slot import Slot
 from headgate.errors import GatewayError
 from scheduler.program.calls import PeerLoad
@@ -92,24 +84,24 @@ class _Link:
         """Return the follower's calls of a model."""
         return self.calls.get(pool.model, CallCounts())
 
-    def request(self, do: str, values: Message) -> asyncio.Future[None]:
+    def request(self, action: str, values: Message) -> asyncio.Future[None]:
         """Send a request to the follower; the future is done when the follower has acknowledged it or disconnected."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._send(done, do, values)
+        self._send(done, action, values)
         return done
 
-    def _send(self, done: asyncio.Future[None], do: str, values: Message) -> None:
+    def _send(self, done: asyncio.Future[None], action: str, values: Message) -> None:
         number = next(self._numbers)
-        self._pending[number] = done, do, values
-        self.outbox.put_nowait({"do": do, "id": number, **values})
+        self._pending[number] = done, action, values
+        self.outbox.put_nowait({"action": action, "id": number, **values})
 
-    def follow(self, before: _Link) -> None:
+    def follow(self, earlier: _Link) -> None:
         """Take over from an earlier link of the same process: repeat the requests that it has not acknowledged."""
-        for number, (done, do, values) in list(before._pending.items()):
-            if do == "end":
-                del before._pending[number]
-                self._send(done, do, values)
-        before.close()
+        for number, (done, action, values) in list(earlier._pending.items()):
+            if action == "end":
+                del earlier._pending[number]
+                self._send(done, action, values)
+        earlier.close()
 
     def acknowledge(self, number: int) -> None:
         """Mark a request as acknowledged."""
@@ -210,7 +202,7 @@ class Hub:
 
     def _send_table(self, link: _Link, model: str, table: Table | None) -> None:
         if table is None:
-            link.outbox.put_nowait({"table": model, "over": True})
+            link.outbox.put_nowait({"table": model, "ended": True})
             return
         pool = self._pools[model]
         peer_load = peer_load_of(
@@ -281,7 +273,7 @@ class Hub:
                 if "done" in message:
                     self._apply_report(link, message)
                     link.acknowledge(message["done"])
-                elif "ask" in message:
+                elif "request" in message:
                     response = asyncio.create_task(
                         self._respond(link, message), name=f"link-{link.name}-responses"
                     )
@@ -305,7 +297,7 @@ class Hub:
                     self._monitor.disputed(model, slot, reason)
                 else:
                     self._monitor.unreachable(model, slot)
-        for episode_id, ago_s in message.get("seen", {}).items():
+        for episode_id, ago_s in message.get("used", {}).items():
             if self._episodes.done():
                 self._episodes.result().touch(episode_id, ago_s)
 
@@ -317,12 +309,12 @@ class Hub:
             else:
                 live = await episodes.named(message["episode"])
         except GatewayError as error:
-            link.outbox.put_nowait({"response": message["ask"], **error_to_json(error)})
+            link.outbox.put_nowait({"response": message["request"], **error_to_json(error)})
             return
         link.episodes.add(live.id)
         exclusive = await self._join(live.id, link.name)
         link.outbox.put_nowait(
-            {"response": message["ask"], "episode": episode_to_json(live), "exclusive": exclusive}
+            {"response": message["request"], "episode": episode_to_json(live), "exclusive": exclusive}
         )
 
     async def _join(self, episode_id: str, process: str) -> bool:
@@ -340,18 +332,18 @@ class Hub:
     def _slot(self, model: str, slot: Slot) -> SlotMessage:
         return slot_to_json(model, slot, self._apis[model])
 
-    def _send_to_all(self, do: str, values: Message) -> Awaitable[None]:
-        return self._send_to(list(self._links.values()), do, values, lambda: self._closing)
+    def _send_to_all(self, action: str, values: Message) -> Awaitable[None]:
+        return self._send_to(list(self._links.values()), action, values, lambda: self._closing)
 
     def _send_to(
         self,
         links: list[_Link],
-        do: str,
+        action: str,
         values: Message,
         never: Callable[[], bool] = lambda: False,
     ) -> Awaitable[None]:
-        requests = [(link, link.request(do, values)) for link in links]
-        return _PendingRequest(requests, do, self._peer_timeout_s, never)
+        requests = [(link, link.request(action, values)) for link in links]
+        return _PendingRequest(requests, action, self._peer_timeout_s, never)
 
 
 class _PendingRequest:
@@ -361,13 +353,13 @@ class _PendingRequest:
     def __init__(
         self,
         requests: list[tuple[_Link, asyncio.Future[None]]],
-        do: str,
+        action: str,
         peer_timeout_s: float,
         never: Callable[[], bool],
     ) -> None:
         self._requests = requests
         self._unheard = never
-        self._do = do
+        self._action = action
         self._peer_timeout_s = peer_timeout_s
 
     def __await__(self) -> Any:
@@ -384,7 +376,7 @@ class _PendingRequest:
                 log.error(
                     "%s did not do %r within %g s ([cluster] peer_timeout_s)",
                     link.name,
-                    self._do,
+                    self._action,
                     self._peer_timeout_s,
                 )
                 link.close()

@@ -43,10 +43,10 @@ class Coordinator:
         return list(self.models)
 
     def trained_model(self, name: str | None, reach: Reach) -> TrainedModel:
-        return self.models.one_trained(name, reach)
+        return self.models.get_trained(name, reach)
 
     def versions(self, name: str | None, reach: Reach) -> VersionRecords:
-        return self.models.one(name, reach).versions
+        return self.models.get(name, reach).versions
 
     def open_models(self) -> Sequence[str]:
         return [live.model for live in self.episodes.live()]

@@ -16,15 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 from gateway.config import EngineSettings
 from gateway.config.settings import ConfigError, Settings
+from gateway.control.program_settings import program_settings
 from gateway.generation.peers import Peers
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
 from gateway.updates.engine_steps import EngineSteps
-from headgate.errors import (
-    EngineError,
-    Unavailable,
-    WeightsMissed,
-)
+from headgate.errors import EngineError, Unavailable, WeightsMissed
 from headgate.processes.child import LocalProcess
 from scheduler.program import ControlProgram
 from scheduler.program.events import (
@@ -98,7 +95,7 @@ class ControlHost:
         self._check_coordinator = check_coordinator
         self._peers = peers
         described = {name: program_settings(settings, name) for name in models}
-        whole = {"models": described, "lending": lending_settings(settings)}
+        whole = {"models": described, "lending": settings.lending.model_dump()}
         self.program = ControlProgram(whole)
         path = settings.control.recording
         self._recording = None
@@ -229,12 +226,12 @@ class ControlHost:
         ]
         await asyncio.gather(*checks)
 
-    async def _check(self, name: str, slot: Slot, most: int) -> None:
+    async def _check(self, name: str, slot: Slot, failures: int) -> None:
         if (engine := slot.engine) is None:
             return
         healthy, failed = await engine.healthy(), self.models[name].failed_checks
         failed[slot.name] = 0 if healthy else failed.get(slot.name, 0) + 1
-        if failed[slot.name] >= most and slot.state == "open" and slot.engine is engine:
+        if failed[slot.name] >= failures and slot.state == "open" and slot.engine is engine:
             self.report_lost(name, slot.name, f"no response to {failed[slot.name]} health checks")
 
     def unreachable(self, model: str, slot: Slot) -> None:
@@ -260,8 +257,8 @@ class ControlHost:
 
     def _on_commands(self, name: str) -> Callable[[Tag, Any], None]:
         def act(_tag: Tag, commands: tuple[StepCommand, ...]) -> None:
-            for do in commands:
-                self._act(name, do)
+            for command in commands:
+                self._act(name, command)
 
         return act
 
@@ -275,19 +272,21 @@ class ControlHost:
 
         return settle
 
-    def _act(self, name: str, do: StepCommand) -> None:
+    def _act(self, name: str, command: StepCommand) -> None:
         model = self.models[name]
-        log.info("%s: %s (version %d): %s", do.engine, do.step, do.version, do.reason)
-        if do.step in ("quarantine", "stop"):
-            model.steps.quarantine(do)
-        if do.step == "quarantine":
-            log.error("%s is quarantined: %s", do.engine, do.reason)
-            self._cancel(model, do.engine)
-            self._forget(name, do.engine)
+        log.info("%s: %s (version %d): %s", command.engine, command.step, command.version, command.reason)
+        if command.step in ("quarantine", "stop"):
+            model.steps.quarantine(command)
+        if command.step == "quarantine":
+            log.error("%s is quarantined: %s", command.engine, command.reason)
+            self._cancel(model, command.engine)
+            self._forget(name, command.engine)
             return
-        before = self._cancel(model, do.engine)
-        task = asyncio.create_task(self._run(name, do, before), name=f"{do.engine}-{do.step}")
-        running = model.tasks.setdefault(do.engine, set())
+        cancelled = self._cancel(model, command.engine)
+        task = asyncio.create_task(
+            self._run(name, command, cancelled), name=f"{command.engine}-{command.step}"
+        )
+        running = model.tasks.setdefault(command.engine, set())
         running.add(task)
         task.add_done_callback(running.discard)
         task.add_done_callback(_report_death)
@@ -309,80 +308,31 @@ class ControlHost:
             model.pool.notify()
             self._peers.remove_engine(name, engine)
 
-    async def _run(self, name: str, do: StepCommand, before: set[asyncio.Task[None]]) -> None:
-        if before:
-            await asyncio.wait(before)
+    async def _run(self, name: str, command: StepCommand, cancelled: set[asyncio.Task[None]]) -> None:
+        if cancelled:
+            await asyncio.wait(cancelled)
         model = self.models[name]
         ok, detail, excused = True, "", False
         try:
             await self._check_coordinator()
-            await model.steps.run(do)
+            await model.steps.run(command)
         except EngineError as error:
             ok, detail, excused = False, error.message, isinstance(error, WeightsMissed)
         except Exception as error:
-            log.exception("%s: step %s", do.engine, do.step)
+            log.exception("%s: step %s", command.engine, command.step)
             ok, detail = False, repr(error)
-        if do.step == "stop":
-            self._forget(name, do.engine)
-        slot = model.pool.slots.get(do.engine)
-        if ok and do.step == "launch" and slot is not None and slot.process is not None:
+        if command.step == "stop":
+            self._forget(name, command.engine)
+        slot = model.pool.slots.get(command.engine)
+        if ok and command.step == "launch" and slot is not None and slot.process is not None:
             watch = self._watch(name, slot, slot.process.process)
-            model.watchers[do.engine] = asyncio.create_task(watch, name=f"watch-{do.engine}")
-        pinned = model.steps.runs(slot)[1] if slot is not None and do.step == "hold" else 0
-        reactor = self.program.fleets[name] if do.step in _FLEET_STEPS else self.program.updates[name]
+            model.watchers[command.engine] = asyncio.create_task(watch, name=f"watch-{command.engine}")
+        pinned = model.steps.runs(slot)[1] if slot is not None and command.step == "hold" else 0
+        reactor = self.program.fleets[name] if command.step in _FLEET_STEPS else self.program.updates[name]
         self._runtime.inject(
-            reactor.step_result, StepResult(do.engine, do.step, do.version, ok, detail, pinned, excused)
+            reactor.step_result,
+            StepResult(command.engine, command.step, command.version, ok, detail, pinned, excused),
         )
-
-
-def program_settings(settings: Settings, model: str) -> dict[str, Any]:
-    """Return the control program's settings for a model."""
-    engine, update = settings.engine_of(model), settings.update
-    trained = settings.models[model].train
-    return {
-        **({"ledger": {}} if trained else {}),
-        "fleet": {
-            "start_s": engine.start_s + 5.0,
-            "drain_s": update.pause_timeout_s,
-            "sleep_s": settings.lending.deadline_s / 2,
-            "max_restarts": engine.max_restarts,
-            "window_s": engine.restart_window_s,
-            "insist": engine.launch == "external" and settings.cluster.url is not None,
-        },
-        "update": {
-            "mode": "adapter" if engine.transport == "lora" else update.mode,
-            "order": update.order,
-            "hold_s": update.pause_timeout_s,
-            "load_s": update.load_s,
-        },
-        "placement": placement_settings(settings),
-    }
-
-
-def placement_settings(settings: Settings) -> dict[str, Any]:
-    """Return the control program's settings for routing."""
-    routing, pulls = settings.routing, settings.update.order == "pull"
-    names = ("rule", "min_gain_share", "late_call_weight")
-    return {
-        **{name: getattr(routing, name) for name in names},
-        "engine": routing.engine_prior.model_dump(),
-        "sync": {
-            "running_below": routing.running_below,
-            "rate_below": routing.rate_below,
-            "at_once": routing.pull_at_once,
-        },
-        "migration": {
-            "on": pulls if routing.migrate is None else routing.migrate,
-            "waiting_above": routing.waiting_above,
-            "gap_above": routing.gap_above,
-            "gap_until": routing.gap_until,
-        },
-    }
-
-
-def lending_settings(settings: Settings) -> dict[str, Any]:
-    """Return the control program's settings for lending."""
-    return settings.lending.model_dump()
 
 
 def _report_lost(path: Path, error: OSError) -> None:

@@ -117,7 +117,7 @@ class CoordinatorModels:
     def trained(self) -> list[TrainedModel]:
         return [model for model in self if isinstance(model, TrainedModel)]
 
-    def one(self, name: str | None, reach: Reach | None = None) -> LocalModel:
+    def get(self, name: str | None, reach: Reach | None = None) -> LocalModel:
         """Return a model by its name, or the first trained one. Raise NotFound.
 
         `reach`: the admin key's reach; models outside it do not exist for the key.
@@ -129,9 +129,9 @@ class CoordinatorModels:
             raise NotFound(f"no model {name!r} has engines here; there are: {known}", code="model_not_found")
         return model
 
-    def one_trained(self, name: str | None = None, reach: Reach | None = None) -> TrainedModel:
-        """Return a trained model; without a name the first. `reach`: see `one`. Raise NotFound or BadRequest."""
-        model = self.one(name, reach)
+    def get_trained(self, name: str | None = None, reach: Reach | None = None) -> TrainedModel:
+        """Return a trained model; without a name the first. `reach`: see `get`. Raise NotFound or BadRequest."""
+        model = self.get(name, reach)
         if not isinstance(model, TrainedModel):
             message = f"the model {model.name!r} is frozen ([models.{model.name}] train = false)"
             raise BadRequest(message, code="model_frozen", param="model")

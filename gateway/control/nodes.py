@@ -32,7 +32,7 @@ class ManagedNode:
     """A node, its role and its holder."""
 
     name: str
-    given: NodeSettings
+    settings: NodeSettings
     role: Role = "idle"
     reason: str = ""
     claimable: bool = False
@@ -65,7 +65,7 @@ class ManagedNode:
     @property
     def lendable(self) -> bool:
         """True if the node has both tags."""
-        return {"rollout", "train"} <= set(self.given.tags)
+        return {"rollout", "train"} <= set(self.settings.tags)
 
 
 class NodeDescription(TypedDict):
@@ -124,32 +124,32 @@ class Nodes(LedgerListener):
         for model, ledger in self._ledgers.items():
             ledger.subscribe(self)
             self.batch_changed(model)
-        for name, given in self._settings.nodes.items():
-            self.add(name, given)
+        for name, settings in self._settings.nodes.items():
+            self.add(name, settings)
 
     def slots(self, model: str) -> list[Slot]:
         """Return the engines of a model that the configuration puts on nodes."""
         return [
             Slot(f"{name}-{i}", url, name)
-            for name, given in self._settings.nodes.items()
+            for name, settings in self._settings.nodes.items()
             if self._settings.model_on(name) == model
-            for i, url in enumerate(given.places)
+            for i, url in enumerate(settings.places)
         ]
 
     # Nodes
 
-    def add(self, name: str, given: NodeSettings) -> ManagedNode:
+    def add(self, name: str, settings: NodeSettings) -> ManagedNode:
         """Add a node, or change the tags and description of a known one, whose engines stay."""
         node = self.nodes.get(name)
         if node is None:
-            node = self.nodes[name] = ManagedNode(name, given)
-        node.given = given
-        self._send(self._host.program.lending.added, NodeAdded(name, given.tags, given.zone))
+            node = self.nodes[name] = ManagedNode(name, settings)
+        node.settings = settings
+        self._send(self._host.program.lending.added, NodeAdded(name, settings.tags, settings.zone))
         return node
 
     def remove(self, name: str) -> ManagedNode:
         """Remove a node: drains and stop its engines. Raise NotFound."""
-        node = self.one(name)
+        node = self.get(name)
         for model, slot in self.engines(name):
             self._host.remove(model, slot.name)
         del self.nodes[name]
@@ -157,7 +157,7 @@ class Nodes(LedgerListener):
         self._notify()
         return node
 
-    def one(self, name: str) -> ManagedNode:
+    def get(self, name: str) -> ManagedNode:
         """Return a node. Raise NotFound."""
         if (node := self.nodes.get(name)) is None:
             raise NotFound(f"no node {name!r}", code="no_node")
@@ -184,7 +184,7 @@ class Nodes(LedgerListener):
         node.holder = model
         self._send(self._host.program.lending.claimed, Claimed(name, model))
         await self._until(lambda: node.role == "train" or self.nodes.get(name) is not node, wait_s)
-        self.one(name)
+        self.get(name)
         return node
 
     def release(
@@ -203,9 +203,9 @@ class Nodes(LedgerListener):
         return node
 
     def _trainers(self, name: str, model: str) -> ManagedNode:
-        node = self.one(name)
-        if "train" not in node.given.tags:
-            message = f"the node {name!r} lacks the tag 'train' (its tags: {', '.join(node.given.tags)})"
+        node = self.get(name)
+        if "train" not in node.settings.tags:
+            message = f"the node {name!r} lacks the tag 'train' (its tags: {', '.join(node.settings.tags)})"
             raise Conflict(message, code="node_not_for_training")
         if node.holder not in ("", model):
             message = f"the node {name!r} is claimed by the trainer of {node.holder!r}"
@@ -261,13 +261,13 @@ class Nodes(LedgerListener):
 
     def describe(self, node: ManagedNode) -> NodeDescription:
         """Describe a node for the admin API."""
-        given = node.given
+        settings = node.settings
         return {
             "name": node.name,
-            "tags": list(given.tags),
-            "zone": given.zone,
-            "hardware": given.hardware,
-            "capacity": given.capacity,
+            "tags": list(settings.tags),
+            "zone": settings.zone,
+            "hardware": settings.hardware,
+            "capacity": settings.capacity,
             "role": node.role,
             "reason": node.reason,
             "claimable": node.claimable,

@@ -162,18 +162,18 @@ class _Look:
         return min(both) > 0 and max(both) - min(both) <= max(1, self.running // 10)
 
 
-def _sample(begun: _Look, now: _Look) -> Sample | None:
+def _sample(start: _Look, now: _Look) -> Sample | None:
     """Return the steps between two looks; None: they are too few.
 
     An engine that does not count its steps has made one for each token of a running call.
     """
-    tokens, kv = now.load.sampled - begun.load.sampled, (begun.kv + now.kv) / 2
-    before, after = begun.load.counts, now.load.counts
+    tokens, kv = now.load.sampled - start.load.sampled, (start.kv + now.kv) / 2
+    before, after = start.load.counts, now.load.counts
     if before is None or after is None:
-        running = (begun.running + now.running) / 2
+        running = (start.running + now.running) / 2
         if tokens < _STEPS * running:
             return None
-        return Sample(running, kv, running * (now.at - begun.at) / tokens)
+        return Sample(running, kv, running * (now.at - start.at) / tokens)
     steps, gaps = after.steps - before.steps, after.gaps - before.gaps
     if min(steps, tokens, gaps) < _STEPS:
         return None
@@ -184,7 +184,7 @@ def _sample(begun: _Look, now: _Look) -> Sample | None:
 @dataclass(slots=True)
 class _Engine:
     generation: int
-    begun: _Look
+    start: _Look
     """The look at which the next sample begins."""
     last: _Look
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -224,15 +224,15 @@ class SpeedModels:
             self._engines[name] = _Engine(generation, look, look)
             return 0.0
         if engine.generation != generation or load.sampled < engine.last.load.sampled:
-            engine.generation, engine.begun, engine.last = generation, look, look
+            engine.generation, engine.start, engine.last = generation, look, look
             return 0.0
         seconds, tokens = now - engine.last.at, load.sampled - engine.last.load.sampled
         engine.last = look
-        if not engine.begun.alike(look):
-            engine.begun = look
-        elif (sample := _sample(engine.begun, look)) is not None:
+        if not engine.start.alike(look):
+            engine.start = look
+        elif (sample := _sample(engine.start, look)) is not None:
             engine.samples.append(sample)
-            engine.begun, engine.new = look, engine.new + 1
+            engine.start, engine.new = look, engine.new + 1
             if engine.fitting is None:
                 engine.guess = _scaled(self.prior, engine.samples)
                 self._changed.add(name)

@@ -24,19 +24,8 @@ from gateway.store import ledger as statements
 from gateway.store.database import Database
 from gateway.training_feed.ledger import StoredLedger
 from gateway.updates.distribution import Distribution
-from gateway.updates.weights_check import (
-    Weights,
-    known_weights,
-    read_weights,
-    require_probe,
-)
-from headgate.errors import (
-    Conflict,
-    EngineError,
-    Fenced,
-    NotFound,
-    Unprocessable,
-)
+from gateway.updates.weights_check import Weights, known_weights, read_weights, require_probe
+from headgate.errors import Conflict, EngineError, Fenced, NotFound, Unprocessable
 from headgate.weights.manifest import MANIFEST
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish
@@ -269,7 +258,7 @@ class Versions(VersionRecords):
         """Raise Conflict if batches would be lost: those of versions before this one that were never published."""
         assert self._ledger is not None
         known = await self._database.read(lambda c: statements.parents(c, self.model))
-        next_batch = self._ledger.rule.next_buffer
+        next_batch = self._ledger.rule.next_batch
         missing = [number for number in range(next_batch + 1, version) if number not in known]
         if missing:
             which = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"

@@ -18,11 +18,7 @@ from gateway.store.decisions import Decision, insert_decisions
 from gateway.store.records import NewEpisode
 from gateway.training_feed.full import no_slot
 from gateway.training_feed.ledger import LedgerListener, StoredLedger
-from headgate.errors import (
-    Busy,
-    Conflict,
-    jittered,
-)
+from headgate.errors import Busy, Conflict, jittered
 from scheduler.policies.staleness_events import Command, Join, Refuse
 
 log = logging.getLogger(__name__)

@@ -31,12 +31,7 @@ from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.training_feed.ledger import StoredLedger
 from gateway.trajectories.conversation import digests
-from headgate.errors import (
-    Busy,
-    Conflict,
-    GatewayError,
-    jittered,
-)
+from headgate.errors import Busy, Conflict, GatewayError, jittered
 from headgate.types import EpisodeRequest
 
 _OVER = ("group_full", "group_finished", "group_closed", "size_differs")

@@ -26,11 +26,7 @@ from gateway.store.database import Database, Write
 from gateway.store.sampled import Sampled, sampled
 from gateway.training_feed.ledger import StoredLedger
 from gateway.trajectories.recorder import Recorder
-from headgate.errors import (
-    Conflict,
-    Unavailable,
-    shortened,
-)
+from headgate.errors import Conflict, Unavailable, shortened
 from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 
 log = logging.getLogger(__name__)
@@ -53,7 +49,7 @@ class Closing:
     ) -> None:
         self._rewards = rewards or RewardSettings()
         self._peers = peers or NoPeers()
-        self.over: dict[str, OpenEpisode] = {}
+        self.unclosed: dict[str, OpenEpisode] = {}
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
@@ -106,7 +102,7 @@ class Closing:
 
     def _lead(self, live: OpenEpisode) -> None:
         """Begin to lead an episode to its end: first in memory, so that no second end begins while this one is committed."""
-        self.over[live.id] = live
+        self.unclosed[live.id] = live
         self._start(self._to_the_end(live), f"end-{live.id}")
 
     async def _to_the_end(self, live: OpenEpisode) -> None:
@@ -114,7 +110,7 @@ class Closing:
             while live.ending.phase is not Phase.CLOSED:
                 await self._step(live)
         finally:
-            self.over.pop(live.id, None)
+            self.unclosed.pop(live.id, None)
             live.ended.set()
             self._notify(live, None)
 

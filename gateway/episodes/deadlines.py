@@ -56,7 +56,7 @@ class GroupDeadlines:
             self._stuck[model] = groups, now
         elif now - since > given.stuck_s:
             log.warning(
-                "batch %d of %s is stuck: %s (%s)", rule.next_buffer, model, given.on_stuck, ", ".join(groups)
+                "batch %d of %s is stuck: %s (%s)", rule.next_batch, model, given.on_stuck, ", ".join(groups)
             )
             del self._stuck[model]
-            await self._ledgers[model].apply(Unstick(rule.next_buffer, given.on_stuck))
+            await self._ledgers[model].apply(Unstick(rule.next_batch, given.on_stuck))

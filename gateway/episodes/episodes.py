@@ -21,33 +21,22 @@ from gateway.episodes.admission import Admission
 from gateway.episodes.closing import Closing
 from gateway.episodes.closing_state import Outcome
 from gateway.episodes.deadlines import GroupDeadlines
-from gateway.episodes.open_episode import CALLS, closed, crashed, graded
-from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
-from gateway.episodes.worth import RewardTaken, taken
+from gateway.episodes.episode_rows import check_same, new_episode, new_row, stored_episode
+from gateway.episodes.open_episode import CALLS, OpenEpisode, closed, crashed, graded
+from gateway.episodes.worth import RewardOutcome, reward_outcome
 from gateway.generation.peers import NoPeers, Peers
 from gateway.grading.grading import Grading
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
-from gateway.store.records import NewEpisode
+from gateway.store.records import EpisodeOutcome, EpisodeRecord, NewEpisode
 from gateway.store.sampled import sampled
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.training_feed.ledger import LedgerListener, StoredLedger
 from gateway.trajectories.recorder import Recorder
-from headgate.errors import (
-    BadRequest,
-    Conflict,
-    NotAuthenticated,
-    NotFound,
-    Unavailable,
-    shortened,
-)
+from headgate.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
 from headgate.keys import key_hash, split_attempt
-from headgate.types import (
-    EpisodeOpened,
-    EpisodeRequest,
-    EpisodeSampling,
-)
+from headgate.types import EpisodeOpened, EpisodeRequest
 from scheduler.policies.staleness_events import Join
 
 log = logging.getLogger(__name__)
@@ -93,24 +82,7 @@ class Episodes(LedgerListener):
         await self._database.submit(tallies.recount)
         rewards = await self._database.read(turns.unfinished_rewards)
         for row in await self._database.read(statements.unfinished):
-            live = OpenEpisode(
-                id=row["id"],
-                task_id=row["task_id"],
-                group_id=row["group_id"],
-                mode=row["mode"],
-                model=row["model"],
-                opened_at=now,
-                last_used_at=now,
-                posted=row["reward"],
-                components=row["components"],
-                call_rewards=rewards.get(row["id"], {}),
-                agent=row["agent"],
-                opening=statements.opener(row["key_hash"]),
-                continued=row["calls"] > 1,
-                version=row["version"],
-                sampling=EpisodeSampling(**(row["sampling"] or {})),
-                attempt=row["attempt"],
-            )
+            live = stored_episode(row, rewards.get(row["id"], {}), now)
             if row["state"] == "open":
                 self._live[live.id] = live
             else:
@@ -145,7 +117,7 @@ class Episodes(LedgerListener):
         """
         self._database.check()
         key = "" if request.opening else key or f"hg-{secrets.token_urlsafe(24)}"
-        row = _row(request, key)
+        row = new_row(request, key)
         with self._quota.reserve(request.model, (live.model for live in self._live.values())):
             if request.mode == "eval":
                 await self._admission.insert(row, partial(self._begin, row, request))
@@ -156,21 +128,7 @@ class Episodes(LedgerListener):
 
     def _begin(self, row: NewEpisode, request: EpisodeRequest, given_up: str) -> None:
         """Handle an episode that is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
-        now = time.monotonic()
-        live = OpenEpisode(
-            id=row["id"],
-            task_id=request.task_id,
-            group_id=row["group_id"],
-            mode=request.mode,
-            model=request.model,
-            opened_at=now,
-            last_used_at=now,
-            key_hash=row["key_hash"],
-            agent=request.agent,
-            opening=request.opening,
-            version=row["version"],
-            sampling=request.sampling,
-        )
+        live = new_episode(row, request, time.monotonic())
         self._live[live.id] = self._by_key[live.key_hash] = live
         self._peers.open_episode(live.id)
         for recorder in self._recorders:
@@ -190,7 +148,7 @@ class Episodes(LedgerListener):
                 await asyncio.wait({underway})
             row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
             if row is not None:
-                _check_same(row, request)
+                check_same(row, request)
                 return self._opened(row, key)
             if hashed not in self._opening:  # another request may have opened it in the meantime
                 break
@@ -246,7 +204,7 @@ class Episodes(LedgerListener):
         """Return the agent whose key reaches an episode, open or not; empty: none. Raise NotFound."""
         if live := self._live.get(episode_id):
             return live.agent
-        return str((await self._row(episode_id))["agent"])
+        return (await self._row(episode_id))["agent"]
 
     def of_agent(self, agent: str) -> list[OpenEpisode]:
         """Return the open episodes that an agent's key reaches, the oldest first."""
@@ -254,20 +212,20 @@ class Episodes(LedgerListener):
 
     async def reward(
         self, episode_id: str, reward: float, components: dict[str, float] | None, final: bool
-    ) -> RewardTaken | None:
+    ) -> RewardOutcome | None:
         """Store a reward; a final one closes the episode, with the rewards of its calls added. Raise NotFound or Conflict.
 
         Return what became of a final reward, None for another one. The same final reward again counts as a repeated request and
         gets the same response.
         """
         if final and await self._was_rewarded(episode_id, reward):
-            return await self._use(episode_id)
+            return await self._reward_outcome(episode_id)
         live = await self._open(episode_id)
         self._check_reward(reward, reward + sum(live.call_rewards.values()))
         live.touch()
         if final:
             await self._end(live, live.rewarded(reward, components))
-            return await self._use(episode_id)
+            return await self._reward_outcome(episode_id)
         stored = self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
         live.post(reward, components)
         await stored
@@ -304,7 +262,7 @@ class Episodes(LedgerListener):
         await self._peers.end_episode(episode_id, reason)
         return attempt
 
-    async def finish(self, episode_id: str, wait_s: float) -> dict[str, Any]:
+    async def finish(self, episode_id: str, wait_s: float) -> EpisodeOutcome:
         """End an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.
 
         Returns its state, and once it is closed the reason, reward and components. If its model has no grader, the reward is what
@@ -312,14 +270,14 @@ class Episodes(LedgerListener):
         """
         if live := self._live.get(episode_id):
             await self._finish(live)
-        elif (live := self._closing.over.get(episode_id)) is None:
-            return await self._fate(episode_id)
+        elif (live := self._closing.unclosed.get(episode_id)) is None:
+            return await self._outcome(episode_id)
         try:
             async with asyncio.timeout(wait_s if live.state == "grading" else None):
                 await live.ended.wait()
         except TimeoutError:
             return {"state": "grading", "reason": "", "reward": None, "components": None, "error": ""}
-        return await self._fate(episode_id)
+        return await self._outcome(episode_id)
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
         """Close an episode without a reward; `error`: its agent's last error output. Raise NotFound or Conflict."""
@@ -334,7 +292,7 @@ class Episodes(LedgerListener):
             idle, total = now - live.last_used_at > self._idle_s(live), now - live.opened_at > limits.total_s
             if (idle or total) and live.id in self._live:
                 await self._overrun(live, "idle_deadline" if idle else "total_deadline")
-        unfinished = [*self._live.values(), *self._closing.over.values()]
+        unfinished = [*self._live.values(), *self._closing.unclosed.values()]
         running = {(live.model, live.group_id) for live in unfinished if live.mode == "train"}
         await self._deadlines.sweep(now, running)
 
@@ -359,7 +317,7 @@ class Episodes(LedgerListener):
             raise BadRequest(message, code="invalid_value", param="reward")
 
     async def _was_rewarded(self, episode_id: str, reward: float) -> bool:
-        if over := self._closing.over.get(episode_id):
+        if over := self._closing.unclosed.get(episode_id):
             if over.state == "grading":
                 return False
             await over.ended.wait()
@@ -382,17 +340,23 @@ class Episodes(LedgerListener):
                 code="no_reward",
             )
 
-    async def _fate(self, episode_id: str) -> dict[str, Any]:
+    async def _outcome(self, episode_id: str) -> EpisodeOutcome:
         row = await self._row(episode_id)
-        return {name: row[name] for name in ("state", "reason", "reward", "components", "error")}
+        return {
+            "state": row["state"],
+            "reason": row["reason"],
+            "reward": row["reward"],
+            "components": row["components"],
+            "error": row["error"],
+        }
 
-    async def _use(self, episode_id: str) -> RewardTaken:
+    async def _reward_outcome(self, episode_id: str) -> RewardOutcome:
         """Return what became of the reward of a closed episode."""
         row = await self._row(episode_id)
         found = await self._database.read(lambda c: sampled(c, row["model"], episode_id))
-        return taken(row, found)
+        return reward_outcome(row, found)
 
-    async def _row(self, episode_id: str) -> dict[str, Any]:
+    async def _row(self, episode_id: str) -> EpisodeRecord:
         row = await self._database.read(lambda c: statements.episode(c, episode_id))
         if row is None:
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
@@ -401,15 +365,15 @@ class Episodes(LedgerListener):
     async def _open(self, episode_id: str) -> OpenEpisode:
         if live := self._live.get(episode_id):
             return live
-        if over := self._closing.over.get(episode_id):
+        if over := self._closing.unclosed.get(episode_id):
             if over.state == "grading":
                 raise graded(episode_id)
             await over.ended.wait()
-        fate = await self._fate(episode_id)
-        if fate["state"] != "closed":
+        outcome = await self._outcome(episode_id)
+        if outcome["state"] != "closed":
             message = f"episode {episode_id} is not this process's: another gateway process has become the coordinator"
             raise Unavailable(message, retry_after=1.0, code="fenced")
-        raise closed(episode_id, fate["reason"])
+        raise closed(episode_id, outcome["reason"])
 
     async def _end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
         """End an open episode; without an outcome, it is graded."""
@@ -419,7 +383,7 @@ class Episodes(LedgerListener):
 
     def episode_aborted(self, episode_id: str, reason: str) -> None:
         """End an episode whose group the ledger has given up."""
-        live = self._live.get(episode_id) or self._closing.over.get(episode_id)
+        live = self._live.get(episode_id) or self._closing.unclosed.get(episode_id)
         if live is None:
             self._admission.abort(episode_id, reason)
         else:
@@ -429,31 +393,3 @@ class Episodes(LedgerListener):
     def _forget(self, live: OpenEpisode) -> None:
         self._live.pop(live.id, None)
         self._by_key.pop(live.key_hash, None)
-
-
-def _row(request: EpisodeRequest, key: str) -> NewEpisode:
-    """Return a new episode's row, without its version."""
-    return {
-        "id": f"ep-{secrets.token_hex(10)}",
-        "key_hash": statements.opened_by(request.opening) if request.opening else key_hash(key),
-        "task_id": request.task_id,
-        "group_id": request.group_id or f"{request.task_id}-{secrets.token_hex(6)}",
-        "mode": request.mode,
-        "model": request.model,
-        "details": dict(request.details),
-        "state": "open",
-        "reason": "",
-        "created_at": time.time(),
-        "agent": request.agent,
-        "notice": request.notice,
-        "sampling": request.sampling.stored(),
-    }
-
-
-def _check_same(row: dict[str, Any], request: EpisodeRequest) -> None:
-    given = {name: getattr(request, name) for name in ("task_id", "group_id", "mode", "model", "agent")}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    for name, value in {**wanted, "sampling": request.sampling.stored()}.items():
-        if row[name] != value:
-            message = f"this Idempotency-Key opened an episode with another {name}: {row[name]!r}"
-            raise Conflict(message, code="idempotency_key_used", param=name)

@@ -11,11 +11,7 @@ from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
 from gateway.generation.running_calls import RunningCalls
 from gateway.store.sampled import Sampled
 from headgate.errors import Conflict
-from headgate.types import (
-    AS_REQUESTED,
-    EpisodeMode,
-    EpisodeSampling,
-)
+from headgate.types import AS_REQUESTED, EpisodeMode, EpisodeSampling
 
 CALLS = "calls"
 """The component of a reward that was posted on calls."""
@@ -89,9 +85,9 @@ class OpenEpisode:
         self.continued = True
         self.touch()
 
-    def adopt(self, before: OpenEpisode) -> None:
+    def adopt(self, earlier: OpenEpisode) -> None:
         """Take over what this process has of the episode from the time when it followed another coordinator."""
-        self.calls, self.last_used_at = before.calls, max(self.last_used_at, before.last_used_at)
+        self.calls, self.last_used_at = earlier.calls, max(self.last_used_at, earlier.last_used_at)
 
     def post(self, reward: float, components: dict[str, float] | None) -> None:
         """Set a reward that is not final."""

@@ -139,7 +139,7 @@ async def delete_episode(database: Database, episode_id: str, *, force: bool) ->
             raise Conflict(message, code="episode_needed")
         if found.fate == "trained" and not force:
             message = (
-                f"batch {found.buffer} was trained on episode {episode_id}, and cannot be read again without it;"
+                f"batch {found.batch} was trained on episode {episode_id}, and cannot be read again without it;"
                 " `?force=true` deletes it all the same"
             )
             raise Conflict(message, code="episode_trained")

@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from headgate.rewards import number
+
+
+class GradedCall(TypedDict):
+    """A call of a graded episode."""
+
+    call_id: str
+    model: str
+    requested: dict[str, Any]
+    finish_reason: str
+    reward: float | None
+
+
+class GradedTurn(TypedDict):
+    """A turn of the episode's own model, as text."""
+
+    call_id: str
+    prompt_text: str
+    text: str
+
+
+class GradedEpisode(TypedDict):
+    """The input of a grader (see the package)."""
+
+    episode_id: str
+    task_id: str
+    group_id: str
+    model: str
+    metadata: dict[str, Any]
+    calls: list[GradedCall]
+    turns: list[GradedTurn]
+    final_text: str
 
 
 class GradingFailed(Exception):
@@ -42,7 +73,7 @@ NOWHERE = OwnGateway("", "", None)
 class Grader(Protocol):
     """Computes a number for an episode."""
 
-    async def grade(self, episode: dict[str, Any]) -> Score:
+    async def grade(self, episode: GradedEpisode) -> Score:
         """One try; wait its turn first. Raise GradingFailed."""
 
     async def close(self) -> None:

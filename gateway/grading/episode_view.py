@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from sqlalchemy import Connection
 
+from gateway.grading.base import GradedCall, GradedEpisode, GradedTurn
 from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes, turns
 from gateway.store.database import Database
-from gateway.store.records import CallRecord
+from gateway.store.records import CallRecord, EpisodeRecord
 from gateway.trajectories.tree import TokenTree, TreePosition
 from headgate.types import ABANDONED, CRASHED_ATTEMPT
 
 
-async def describe_episode(database: Database, renderer: ChatRenderer, episode_id: str) -> dict[str, Any]:
+async def describe_episode(database: Database, renderer: ChatRenderer, episode_id: str) -> GradedEpisode:
     """Return a stored episode. Decoding takes as long as its conversations are: it runs in a thread."""
 
-    def read(connection: Connection) -> tuple[dict[str, Any], list[CallRecord], TokenTree]:
+    def read(connection: Connection) -> tuple[EpisodeRecord, list[CallRecord], TokenTree]:
         row = episodes.episode(connection, episode_id)
         assert row is not None
         nodes = turns.nodes(connection, row["model"], [episode_id])[episode_id]
@@ -28,8 +28,8 @@ async def describe_episode(database: Database, renderer: ChatRenderer, episode_i
 
 
 def _described(
-    renderer: ChatRenderer, row: dict[str, Any], calls: list[CallRecord], tree: TokenTree
-) -> dict[str, Any]:
+    renderer: ChatRenderer, row: EpisodeRecord, calls: list[CallRecord], tree: TokenTree
+) -> GradedEpisode:
     own = [
         call
         for call in calls
@@ -50,7 +50,7 @@ def _described(
     }
 
 
-def _call(call: CallRecord) -> dict[str, Any]:
+def _call(call: CallRecord) -> GradedCall:
     return {
         "call_id": call["id"],
         "model": call["model"],
@@ -60,7 +60,7 @@ def _call(call: CallRecord) -> dict[str, Any]:
     }
 
 
-def _turn(renderer: ChatRenderer, tree: TokenTree, call: CallRecord) -> dict[str, Any]:
+def _turn(renderer: ChatRenderer, tree: TokenTree, call: CallRecord) -> GradedTurn:
     node = tree.nodes[call["node"]]
     ids, prompt = node.ids.tolist(), call["prompt_tokens"]
     path = tree.path(TreePosition(node.index, len(ids), prompt + len(ids)))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
 
 import orjson
 
-from gateway.grading.base import GradingFailed, Score, score_of
+from gateway.grading.base import GradedEpisode, GradingFailed, Score, score_of
 from headgate.processes.lines import LineWorker, WorkerFailed
 
 _START_S = 300.0
@@ -39,7 +38,7 @@ class FunctionGrader:
         finally:
             self._idle.put_nowait(worker)
 
-    async def grade(self, episode: dict[str, Any]) -> Score:
+    async def grade(self, episode: GradedEpisode) -> Score:
         question = orjson.dumps(episode)
         worker = await self._idle.get()
         try:

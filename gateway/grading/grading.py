@@ -12,11 +12,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from gateway.config import GraderSettings, RewardSettings
 from gateway.config.settings import ConfigError
-from gateway.grading.base import NOWHERE, Grader, GradingFailed, OwnGateway, Score
+from gateway.grading.base import NOWHERE, GradedEpisode, Grader, GradingFailed, OwnGateway, Score
 from gateway.grading.episode_view import describe_episode
 from gateway.grading.function import FunctionGrader
 from gateway.render.renderer import ChatRenderer
@@ -61,7 +61,7 @@ class Grading:
         self._database = database
         self._renderers = renderers
         self._reads = asyncio.Semaphore(_READS)
-        self._graders = {name: FORMS[given.form](name, given, gateway) for name, given in settings.items()}
+        self._graders = {name: FORMS[grader.form](name, grader, gateway) for name, grader in settings.items()}
 
     @classmethod
     async def open(
@@ -122,7 +122,7 @@ class Grading:
             raise GradingFailed(f"the weighted sum of {components}: {refusal}")
         return Grade(total, components, dict(calls))
 
-    async def _ask(self, name: str, episode: dict[str, Any]) -> Score:
+    async def _ask(self, name: str, episode: GradedEpisode) -> Score:
         tries, backoff_s = 1 + self._settings[name].retries, _FIRST_BACKOFF_S
         while True:
             tries -= 1
@@ -137,7 +137,7 @@ class Grading:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
-    def _check(self, score: Score, episode: dict[str, Any]) -> None:
+    def _check(self, score: Score, episode: GradedEpisode) -> None:
         """Raise GradingFailed for rewards out of bounds, and for rewards of calls that the episode does not have."""
         for reward in (score.reward, *score.calls.values()):
             if refusal := self._rewards.refusal(reward):
@@ -155,41 +155,41 @@ class Grading:
 
     def _names(self, model: str) -> list[str]:
         return [
-            name for name, given in self._settings.items() if given.models is None or model in given.models
+            name for name, grader in self._settings.items() if grader.models is None or model in grader.models
         ]
 
 
-def _function(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
-    assert given.function is not None
-    return FunctionGrader(given.function, given.workers, given.timeout_s)
+def _function(name: str, settings: GraderSettings, gateway: OwnGateway) -> Grader:
+    assert settings.function is not None
+    return FunctionGrader(settings.function, settings.workers, settings.timeout_s)
 
 
-def _url(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
+def _url(name: str, settings: GraderSettings, gateway: OwnGateway) -> Grader:
     from gateway.grading.url import UrlGrader  # httpx brings rich and pygments with it
 
-    assert given.url is not None
-    return UrlGrader(given.url, given.workers, given.timeout_s)
+    assert settings.url is not None
+    return UrlGrader(settings.url, settings.workers, settings.timeout_s)
 
 
-def _rubric(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
+def _rubric(name: str, settings: GraderSettings, gateway: OwnGateway) -> Grader:
     from gateway.grading.rubric import RubricGrader
 
-    return RubricGrader(_judge(name, given, gateway), given.criteria, given.each_turn)
+    return RubricGrader(_judge(name, settings, gateway), settings.criteria, settings.each_turn)
 
 
-def _pairwise(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
+def _pairwise(name: str, settings: GraderSettings, gateway: OwnGateway) -> Grader:
     from gateway.grading.pairwise import PairwiseGrader
 
     return PairwiseGrader(
-        _judge(name, given, gateway), given.reference_key, " ".join(given.criteria.values())
+        _judge(name, settings, gateway), settings.reference_key, " ".join(settings.criteria.values())
     )
 
 
-def _judge(name: str, given: GraderSettings, gateway: OwnGateway) -> Judge:
+def _judge(name: str, settings: GraderSettings, gateway: OwnGateway) -> Judge:
     from gateway.grading.judge import Judge
 
-    assert given.judge is not None
-    return Judge(given.judge, name, gateway, given.workers, given.timeout_s, given.max_tokens)
+    assert settings.judge is not None
+    return Judge(settings.judge, name, gateway, settings.workers, settings.timeout_s, settings.max_tokens)
 
 
 FORMS: Mapping[str, Callable[[str, GraderSettings, OwnGateway], Grader]] = {

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from gateway.grading.base import GradingFailed, OwnGateway
+from gateway.grading.base import GradedEpisode, GradingFailed, OwnGateway
 from headgate.client import GatewayClient, GatewayRefused
 from headgate.types import EpisodeOpened
 
@@ -50,7 +50,7 @@ class Judge:
         self._judged: dict[str, asyncio.Task[float]] = {}
         """Judgments by a hash of the judged model and the question, the newest last. Several episodes may wait for one."""
 
-    async def judge(self, episode: dict[str, Any], question: str, read: Read) -> float:
+    async def judge(self, episode: GradedEpisode, question: str, read: Read) -> float:
         """Return the judgment of a question about an episode. Raise GradingFailed."""
         key = hashlib.sha256(f"{episode['model']}\n{question}".encode()).hexdigest()
         judging = self._judged.pop(key, None)
@@ -76,7 +76,7 @@ class Judge:
         if (judging.cancelled() or judging.exception()) and self._judged.get(key) is judging:
             del self._judged[key]
 
-    async def _ask(self, episode: dict[str, Any], question: str, read: Read) -> float:
+    async def _ask(self, episode: GradedEpisode, question: str, read: Read) -> float:
         """Keep the judgment as the reward of the judge's own episode; end it with a reason if there is none."""
         opened: EpisodeOpened | None = None
         cause: Exception
@@ -96,7 +96,7 @@ class Judge:
             await self._abandon(opened, reason, detail)
         raise GradingFailed(f"the judge {self._model} {detail}") from cause
 
-    async def _open(self, episode: dict[str, Any]) -> EpisodeOpened:
+    async def _open(self, episode: GradedEpisode) -> EpisodeOpened:
         place = f"judge/{self._grader}", f"judge/{episode['episode_id']}"
         while True:
             try:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
 
-from gateway.grading.base import GradingFailed, Score
+from gateway.grading.base import GradedEpisode, GradingFailed, Score
 from gateway.grading.judge import CHARACTERS, Judge
 
 _WORD = re.compile(r"\b(A|B|[Tt][Ii][Ee])\b")
@@ -40,7 +39,7 @@ class PairwiseGrader:
         self._reference_key = reference_key
         self._by = f"The better reply is the one of which this is more true: {by}\n" if by else ""
 
-    async def grade(self, episode: dict[str, Any]) -> Score:
+    async def grade(self, episode: GradedEpisode) -> Score:
         other = episode["metadata"].get(self._reference_key)
         if not isinstance(other, str):
             raise GradingFailed(
@@ -57,7 +56,7 @@ class PairwiseGrader:
     async def close(self) -> None:
         await self._judge.close()
 
-    async def _first_wins(self, episode: dict[str, Any], a: str, b: str) -> float:
+    async def _first_wins(self, episode: GradedEpisode, a: str, b: str) -> float:
         """1 if the first of two texts is better, 0 if the second is."""
         conversation = episode["turns"][-1]["prompt_text"][-CHARACTERS:]
         question = _QUESTION.format(conversation=conversation, a=a, b=b, by=self._by)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from gateway.grading.base import GradingFailed, Score
+from gateway.grading.base import GradedEpisode, GradedTurn, GradingFailed, Score
 from gateway.grading.judge import CHARACTERS, Judge
 
 _MOST = 10
@@ -42,7 +41,7 @@ class RubricGrader:
         self._criteria = [f"{number}: {text}" for number, text in enumerate(criteria.values(), 1)]
         self._each_turn = each_turn
 
-    async def grade(self, episode: dict[str, Any]) -> Score:
+    async def grade(self, episode: GradedEpisode) -> Score:
         turns = episode["turns"] if self._each_turn else episode["turns"][-1:]
         if not turns:
             raise GradingFailed("the episode has no turn to judge", final=True)
@@ -56,7 +55,7 @@ class RubricGrader:
     async def close(self) -> None:
         await self._judge.close()
 
-    async def _score(self, episode: dict[str, Any], turn: dict[str, Any]) -> float:
+    async def _score(self, episode: GradedEpisode, turn: GradedTurn) -> float:
         question = _QUESTION.format(
             conversation=turn["prompt_text"][-CHARACTERS:],
             reply=turn["text"],

@@ -6,12 +6,11 @@ The address comes from the administrator's configuration alone, never from a req
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import httpx
 import orjson
 
-from gateway.grading.base import GradingFailed, Score, score_of
+from gateway.grading.base import GradedEpisode, GradingFailed, Score, score_of
 from headgate.json_depth import loads
 
 _TOO_MANY = 429
@@ -29,7 +28,7 @@ class UrlGrader:
             timeout=None, limits=limits, headers={"content-type": "application/json"}
         )
 
-    async def grade(self, episode: dict[str, Any]) -> Score:
+    async def grade(self, episode: GradedEpisode) -> Score:
         """Query the URL. A response that another try would not change is final: a redirection, and every 4xx but 429."""
         content = orjson.dumps(episode)
         async with self._turns:

@@ -86,7 +86,7 @@ class Page:
     gap: Gap | None
     until: int
     """Everything up to this id has been looked at."""
-    whole: bool
+    complete: bool
     """True if there is nothing after it yet."""
 
 
@@ -221,7 +221,7 @@ class EventFeed:
                 news, ring = self._news, self._ring
                 if ring is None or last < ring.base:
                     page = await self._read(partial(read_page, last=last, wanted=wanted))
-                    piece, last, whole = _bytes_of(page), page.until, page.whole
+                    piece, last, whole = _bytes_of(page), page.until, page.complete
                 else:
                     piece, last = ring.since(last, wanted)
                     whole = last >= ring.newest
@@ -283,7 +283,7 @@ class EventFeed:
                 if page.events or page.gap is not None:
                     ring.grow(page.events, page.until)
                     self._wake()
-                if page.whole:
+                if page.complete:
                     await self._gather()
         except Exception as error:
             log.warning("the streams of events end, and may be resumed: %s", error)

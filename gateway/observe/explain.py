@@ -93,7 +93,7 @@ def explain(rows: Sequence[Row], episode_id: str) -> list[dict[str, Any]]:
         {
             "at": row["at"],
             "about": "episode" if row["episode_id"] else "group",
-            **{name: row[name] for name in ("kind", "reason", "buffer", "entry", "details")},
+            **{name: row[name] for name in ("kind", "reason", "batch", "entry", "details")},
             "words": words(row),
         }
         for row in own
@@ -108,7 +108,7 @@ def with_refusals(story: Sequence[dict[str, Any]], refused: Sequence[Row]) -> li
             "about": "call",
             "kind": "call_refused",
             "reason": row["code"],
-            "buffer": None,
+            "batch": None,
             "entry": None,
             "details": {name: row[name] for name in ("api", "model", "status", "message", "times")},
             "words": refusal_words(row),
@@ -127,10 +127,10 @@ def refusal_words(row: Row) -> str:
 def words(row: Row) -> str:
     """Return a decision as a sentence."""
     who = "it" if row["episode_id"] else "its group"
-    why, buffer, details = because(row["reason"]), row["buffer"], row["details"]
+    why, batch, details = because(row["reason"]), row["batch"], row["details"]
     match row["kind"]:
         case "admitted":
-            return f"admitted to batch {buffer}, because it has a place for a group of version {details['version']}"
+            return f"admitted to batch {batch}, because it has a place for a group of version {details['version']}"
         case "refused":
             return f"refused, because {why}"
         case "finished":
@@ -145,15 +145,15 @@ def words(row: Row) -> str:
         case "aborted":
             return f"it was stopped, because {why}"
         case "moved":
-            return f"its group moved from batch {details['from']} to batch {buffer}, which is within its bound too"
+            return f"its group moved from batch {details['from']} to batch {batch}, which is within its bound too"
         case "late":
-            return f"its group moved from batch {details['from']} to batch {buffer}, beyond its bound: old tokens are not trained"
+            return f"its group moved from batch {details['from']} to batch {batch}, beyond its bound: old tokens are not trained"
         case "occupied":
-            return f"its group is whole: number {row['entry'] + 1} of batch {buffer}"
+            return f"its group is whole: number {row['entry'] + 1} of batch {batch}"
         case "trained":
-            return f"its group was trained in batch {buffer}, as number {row['entry'] + 1}"
+            return f"its group was trained in batch {batch}, as number {row['entry'] + 1}"
         case "skipped":
-            return f"its group was lost with batch {buffer}, because {why}"
+            return f"its group was lost with batch {batch}, because {why}"
         case "masked":
             reason = row["reason"]
             return (
@@ -188,7 +188,7 @@ def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int
         if step := group.get(kind):
             return f"not trained, because {because(step['reason'])}"
     if step := group.get("occupied"):
-        return f"waiting in batch {step['buffer']}, as number {step['entry'] + 1}"
+        return f"waiting in batch {step['batch']}, as number {step['entry'] + 1}"
     if "rewarded" in own:
         return "still running: it is rewarded, others of its group are not yet"
     if "finished" in own:
@@ -199,20 +199,20 @@ def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int
 
 
 def _deleted(step: Row) -> str:
-    buffer, details = step["buffer"], step["details"]
+    batch, details = step["batch"], step["details"]
     match details["was"]:
         case "trained":
-            return f"deleted; it was trained in batch {buffer} as version {buffer + 1}"
+            return f"deleted; it was trained in batch {batch} as version {batch + 1}"
         case "eval":
             return "deleted; it was an evaluation episode"
     return f"deleted; it was not trained, and ended as {details['reason']!r}"
 
 
 def _trained(episode_id: str, step: Row, sampled: int, masked: int) -> str:
-    buffer = step["buffer"]
+    batch = step["batch"]
     if episode_id not in step["details"]["episodes"]:
-        return f"not trained, because it was not rewarded when its group was trained in batch {buffer}"
-    text = f"trained in batch {buffer} as version {buffer + 1}"
+        return f"not trained, because it was not rewarded when its group was trained in batch {batch}"
+    text = f"trained in batch {batch} as version {batch + 1}"
     if masked < sampled:
         return text
     return f"{text}, but " + (

@@ -7,11 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headgate.end_reasons import (
-    NOTHING_TO_TRAIN,
-    counted,
-    failed,
-)
+from headgate.end_reasons import NOTHING_TO_TRAIN, counted, failed
 from headgate.types import NO_CALLS
 
 State = Literal["ok", "warn", "bad", "unknown"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import Boolean, ColumnElement, Dialect, String, Text, TypeDecorator, and_
+from sqlalchemy import Boolean, ColumnElement, Dialect, Index, String, Text, TypeDecorator, and_, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
@@ -33,7 +33,7 @@ _AT_ONCE = 10_000
 """Values in one `IN (...)`: PostgreSQL's protocol has room for 65,535 parameters."""
 
 
-class Words(TypeDecorator[str]):
+class AnyText(TypeDecorator[str]):
     """Text of any characters; `length` is what the API allows, for SQLite's declaration."""
 
     impl = Text
@@ -60,6 +60,11 @@ class Words(TypeDecorator[str]):
         if value is None or _ESCAPE not in value:
             return value
         return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
+
+
+def partial_index(name: str, *columns: str, where: str) -> Index:
+    """Return an index of the rows for which `where` is true. It serves only queries with the same words."""
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
 
 
 def begins_with(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:

@@ -58,13 +58,13 @@ class Rows:
     """A row to insert. Adjacent writes of one kind become one multi-row statement, which costs little more than a single
     row's."""
 
-    do: Callable[[Connection, list[Any]], None]
+    insert: Callable[[Connection, list[Any]], None]
     """Receives the values of all writes, in order."""
-    what: Any
+    row: Any
 
     def __call__(self, connection: Connection) -> None:
         """Write it alone."""
-        self.do(connection, [self.what])
+        self.insert(connection, [self.row])
 
 
 class _Failed(Exception):
@@ -236,7 +236,7 @@ def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
     """Return the result of each write. Raises _Failed for a write that fails for reasons of its own, and the connection's error
     otherwise."""
     results: list[Any] = []
-    for _, neighbors in groupby(group, lambda write: write.do if isinstance(write, Rows) else write):
+    for _, neighbors in groupby(group, lambda write: write.insert if isinstance(write, Rows) else write):
         writes = list(neighbors)
         at = len(results) if len(writes) == 1 else None
         try:
@@ -255,7 +255,7 @@ def _run_alike(connection: Connection, writes: Sequence[Write]) -> list[Any]:
     rows = [write for write in writes if isinstance(write, Rows)]
     if not rows:
         return [write(connection) for write in writes]
-    rows[0].do(connection, [write.what for write in rows])
+    rows[0].insert(connection, [write.row for write in rows])
     return [None] * len(rows)
 
 

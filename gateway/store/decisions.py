@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Select, Table, func, insert, literal, select
 from gateway.store.clock import NOW
 from gateway.store.events import Event, insert_events
 from gateway.store.models import DecisionRow
+from gateway.store.records import DecisionRecord, TrainedGroup
 
 _COLUMNS = DecisionRow.__table__.c
 _INSERT = insert(cast(Table, DecisionRow.__table__)).values(at=NOW)
@@ -28,7 +29,7 @@ class Decision:
     group_id: str
     episode_id: str = ""
     reason: str = ""
-    buffer: int | None = None
+    batch: int | None = None
     entry: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -44,7 +45,7 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
             "episode_id": decision.episode_id,
             "kind": decision.kind,
             "reason": decision.reason,
-            "buffer": decision.buffer,
+            "batch": decision.batch,
             "entry": decision.entry,
             "details": decision.details,
         }
@@ -56,45 +57,46 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
 
 def _event(model: str, decision: Decision) -> Event:
     subject = "episode" if decision.episode_id else "group"
-    facts = {"reason": decision.reason or None, "buffer": decision.buffer, "entry": decision.entry}
+    facts = {"reason": decision.reason or None, "batch": decision.batch, "entry": decision.entry}
     data = {name: value for name, value in facts.items() if value is not None} | decision.details
     return Event(f"{subject}.{decision.kind}", model, decision.episode_id, decision.group_id, data)
 
 
-def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
-    """Every decision about an episode and about the groups that had its group's name, in order."""
+def of_episode(connection: Connection, episode_id: str) -> list[DecisionRecord]:
+    """Return every decision about an episode and about the groups that had its group's name, in order."""
     own = select(*_COLUMNS).where(DecisionRow.episode_id == episode_id)
     rows = list(connection.execute(own).mappings())
     names = {row["group_id"] for row in rows}
     groups = select(*_COLUMNS).where(DecisionRow.group_id.in_(names), DecisionRow.episode_id == "")
     rows += connection.execute(groups).mappings()
     # Sorted in Python: with ORDER BY, SQLite would rather scan all decisions about groups.
-    return [dict(row) for row in sorted(rows, key=lambda row: row["seq"])]
+    return [cast(DecisionRecord, dict(row)) for row in sorted(rows, key=lambda row: row["seq"])]
 
 
 def trained(
     connection: Connection, model: str, first: int = 0, until: int | None = None
-) -> list[dict[str, Any]]:
-    """Return the groups of the trained buffers from `first` to before `until`, in order of training."""
-    query = select(*_COLUMNS).where(DecisionRow.model == model, _TRAINED, DecisionRow.buffer >= first)
+) -> list[TrainedGroup]:
+    """Return the groups of the trained batches from `first` to before `until`, in order of training."""
+    columns = DecisionRow.group_id, DecisionRow.batch, DecisionRow.details
+    query = select(*columns).where(DecisionRow.model == model, _TRAINED, DecisionRow.batch >= first)
     if until is not None:
-        query = query.where(DecisionRow.buffer < until)
-    rows = connection.execute(query.order_by(DecisionRow.buffer, DecisionRow.entry)).mappings()
-    return [dict(row) for row in rows]
+        query = query.where(DecisionRow.batch < until)
+    rows = connection.execute(query.order_by(DecisionRow.batch, DecisionRow.entry)).mappings()
+    return [cast(TrainedGroup, dict(row)) for row in rows]
 
 
-def groups_of_batch(buffer: int) -> Select[str, str]:
-    """Return the query of the model and id of each group that was trained in a buffer."""
-    return select(DecisionRow.model, DecisionRow.group_id).where(_TRAINED, DecisionRow.buffer == buffer)
+def groups_of_batch(batch: int) -> Select[str, str]:
+    """Return the query of the model and id of each group that was trained in a batch."""
+    return select(DecisionRow.model, DecisionRow.group_id).where(_TRAINED, DecisionRow.batch == batch)
 
 
 def batches(connection: Connection, model: str) -> list[dict[str, Any]]:
-    """Return the trained batches, in order: buffer, groups, trained_at (seconds since the epoch)."""
+    """Return the trained batches, in order: batch, groups, trained_at (seconds since the epoch)."""
     query = (
-        select(DecisionRow.buffer, func.count().label("groups"), func.min(DecisionRow.at).label("trained_at"))
+        select(DecisionRow.batch, func.count().label("groups"), func.min(DecisionRow.at).label("trained_at"))
         .where(DecisionRow.model == model, _TRAINED)
-        .group_by(DecisionRow.buffer)
-        .order_by(DecisionRow.buffer)
+        .group_by(DecisionRow.batch)
+        .order_by(DecisionRow.batch)
     )
     return [dict(row) for row in connection.execute(query).mappings()]
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Integer, Select, case, func, or_, select, tuple_
 
 from gateway.store import decisions, tallies
 from gateway.store.clock import NOW
 from gateway.store.columns import contains
 from gateway.store.episodes import COLUMNS, UNFINISHED, by_id
 from gateway.store.models import CallRow, EpisodeRow, VersionRow
+from gateway.store.records import EpisodeRecord
 from headgate.types import EpisodeMode
 
 Place = tuple[float, str]
@@ -113,13 +114,13 @@ def list_episodes(
     after: Place | None = None,
     offset: int = 0,
     sort: Sort = "newest",
-) -> list[dict[str, Any]]:
+) -> list[EpisodeRecord]:
     """Return the newest episodes. `after`: the position of the last known one, with the sort `newest` only; `offset`: how
     many to skip."""
     if sort != "newest":
         order = (*_SORTS[sort], *_NEWEST_FIRST)
         query = select(*COLUMNS).where(*_within(wanted)).order_by(*order).limit(limit).offset(offset)
-        return [dict(row._mapping) for row in connection.execute(query)]
+        return [cast(EpisodeRecord, dict(row._mapping)) for row in connection.execute(query)]
     conditions = wanted.conditions()
     if after is not None:
         conditions.append(tuple_(_C.created_at, _C.id) < tuple_(*after))
@@ -131,7 +132,8 @@ def list_episodes(
         ]
         rows = {row["id"]: row for row in by_id(connection, ids)}
         return [rows[episode_id] for episode_id in ids]
-    return [dict(row._mapping) for row in _newest(connection, wanted, COLUMNS, conditions, limit, 0)]
+    found = _newest(connection, wanted, COLUMNS, conditions, limit, 0)
+    return [cast(EpisodeRecord, dict(row._mapping)) for row in found]
 
 
 def _newest(
@@ -246,7 +248,7 @@ def histogram(connection: Connection, wanted: EpisodeFilter, bins: int) -> Bins 
 def _binned(connection: Connection, first: float, width: float) -> Select[Any]:
     place = (_C.created_at - first) / width
     # PostgreSQL rounds where it casts, and not every SQLite has floor().
-    whole = cast(func.floor(place) if connection.dialect.name == "postgresql" else place, Integer)
+    whole = (func.floor(place) if connection.dialect.name == "postgresql" else place).cast(Integer)
     columns: list[ColumnElement[Any]] = [
         whole.label("bin"),
         func.count().label("count"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, func, insert, literal, select, update
 
@@ -19,7 +19,7 @@ from gateway.store.clock import NOW
 from gateway.store.columns import portions
 from gateway.store.events import Event, insert_events
 from gateway.store.models import CallRow, EpisodeRow
-from gateway.store.records import NewEpisode
+from gateway.store.records import EpisodeRecord, NewEpisode, UnfinishedEpisode
 
 _TABLE = EpisodeRow.__table__
 COLUMNS: list[ColumnElement[Any]] = [column for column in _TABLE.c if column.name != "key_hash"]
@@ -107,21 +107,21 @@ def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> dic
     return row
 
 
-def episode(connection: Connection, episode_id: str) -> dict[str, Any] | None:
+def episode(connection: Connection, episode_id: str) -> EpisodeRecord | None:
     row = connection.execute(select(*COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
-    return dict(row) if row else None
+    return cast(EpisodeRecord, dict(row)) if row else None
 
 
-def open_by_key(connection: Connection, key_hash: str) -> dict[str, Any] | None:
+def open_by_key(connection: Connection, key_hash: str) -> EpisodeRecord | None:
     row = connection.execute(select(*COLUMNS).where(EpisodeRow.key_hash == key_hash)).mappings().first()
-    return dict(row) if row else None
+    return cast(EpisodeRecord, dict(row)) if row else None
 
 
-def unfinished(connection: Connection) -> list[dict[str, Any]]:
-    """Every episode that is open or being graded, with `key_hash` and the number of its `calls`."""
+def unfinished(connection: Connection) -> list[UnfinishedEpisode]:
+    """Return every episode that is open or being graded, with `key_hash` and the number of its `calls`."""
     calls = select(func.count()).where(CallRow.episode_id == EpisodeRow.id).scalar_subquery()
     query = select(*_TABLE.c, calls.label("calls")).where(UNFINISHED)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return [cast(UnfinishedEpisode, dict(row)) for row in connection.execute(query).mappings()]
 
 
 def replies(connection: Connection, agent: str, digests: Sequence[bytes]) -> list[RecordedReply]:
@@ -150,12 +150,12 @@ def last_group(connection: Connection, prefix: str, model: str) -> str | None:
     return connection.scalar(query)
 
 
-def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
+def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[EpisodeRecord]:
     """Return some episodes, in no order."""
-    found: list[dict[str, Any]] = []
+    found: list[EpisodeRecord] = []
     for some in portions(episode_ids):
         rows = connection.execute(select(*COLUMNS).where(EpisodeRow.id.in_(some))).mappings()
-        found.extend(dict(row) for row in rows)
+        found.extend(cast(EpisodeRecord, dict(row)) for row in rows)
     return found
 
 
@@ -168,14 +168,14 @@ def stored(connection: Connection, episode_ids: Sequence[str]) -> set[str]:
     }
 
 
-def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:
-    """Every rewarded training episode of a model, in the order of opening: id, group_id, version."""
+def rewarded(connection: Connection, model: str) -> list[tuple[str, str, int]]:
+    """Return id, group and version of every rewarded training episode of a model, in the order of opening."""
     query = (
         select(EpisodeRow.id, EpisodeRow.group_id, EpisodeRow.version)
         .where(EpisodeRow.model == model, EpisodeRow.mode == "train", EpisodeRow.reason == "rewarded")
         .order_by(EpisodeRow.created_at, EpisodeRow.id)
     )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return [row._tuple() for row in connection.execute(query)]
 
 
 def ended(connection: Connection, model: str) -> dict[str, int]:

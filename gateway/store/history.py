@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from sqlalchemy import Connection, and_, func, literal, or_, select
 
 from gateway.store.columns import begins_with
 from gateway.store.events import Event
 from gateway.store.models import CallRow, EventRow, VersionRow
+from gateway.store.records import VersionRecord
 
 _E = EventRow.__table__.c
 _NOTHING = literal("", literal_execute=True)
@@ -28,10 +29,10 @@ def machine_events(
     return [Event(row.kind, row.model, "", "", row.data, row.id, row.at) for row in rows]
 
 
-def versions(connection: Connection, model: str) -> list[dict[str, Any]]:
+def versions(connection: Connection, model: str) -> list[VersionRecord]:
     """Return the versions of a model, the oldest first."""
     query = select(*VersionRow.__table__.c).where(VersionRow.model == model).order_by(VersionRow.version)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return [cast(VersionRecord, dict(row)) for row in connection.execute(query).mappings()]
 
 
 def faulty_calls(connection: Connection, model: str) -> int:

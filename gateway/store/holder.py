@@ -13,11 +13,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from gateway.config.settings import ConfigError
-from headgate.processes.lock import (
-    LockHeld,
-    holder,
-    lock,
-)
+from headgate.processes.lock import LockHeld, holder, lock
 
 
 @contextmanager

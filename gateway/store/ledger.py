@@ -13,7 +13,7 @@ from gateway.store.events import Event, insert_events
 from gateway.store.models import LeaseRow, LedgerEventRow, VersionRow
 from gateway.store.records import LeaseRecord, VersionRecord
 
-_LEASE_COLUMNS = [LeaseRow.id.label("lease_id"), LeaseRow.buffer, LeaseRow.fence, LeaseRow.consumer]
+_LEASE_COLUMNS = [LeaseRow.id.label("lease_id"), LeaseRow.batch, LeaseRow.fence, LeaseRow.consumer]
 
 
 def insert_event(
@@ -52,7 +52,7 @@ def lease(connection: Connection, model: str, lease_id: str) -> LeaseRecord | No
 def insert_lease(connection: Connection, values: dict[str, Any], lease_s: float) -> None:
     """Store a lease that ends after this many seconds."""
     connection.execute(insert(LeaseRow).values(**values, created_at=NOW, deadline=NOW + lease_s))
-    data = {name: values[name] for name in ("buffer", "fence", "consumer")}
+    data = {name: values[name] for name in ("batch", "fence", "consumer")}
     insert_events(
         connection, [Event("batch.leased", values["model"], data={"lease_id": values["id"], **data})]
     )
@@ -76,8 +76,8 @@ def end_lease(
 
 
 def skip_leases(connection: Connection, model: str, until: int) -> None:
-    """End the leases of the buffers before `until`, which will never be trained."""
-    where = (LeaseRow.model == model, LeaseRow.state == "held", LeaseRow.buffer < until)
+    """End the leases of the batches before `until`, which will never be trained."""
+    where = (LeaseRow.model == model, LeaseRow.state == "held", LeaseRow.batch < until)
     ended = update(LeaseRow).where(*where).values(state="skipped").returning(*_LEASE_COLUMNS)
     _insert_lease_events(connection, model, "skipped", connection.execute(ended).mappings().all(), {})
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from sqlalchemy import Connection, select
 
 from gateway.store.columns import portions
 from gateway.store.models import CallRow, EpisodeRow
+from gateway.store.records import FinishedCall
 
 
 def newest_episodes(connection: Connection, model: str, limit: int) -> list[str]:
@@ -18,13 +19,13 @@ def newest_episodes(connection: Connection, model: str, limit: int) -> list[str]
     return list(connection.scalars(query))
 
 
-def finished_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
+def finished_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[FinishedCall]:
     """Return the calls of some episodes that one model responded, oldest first, with the tasks and groups that they were for."""
     columns = (
         *(CallRow.id, CallRow.episode_id, CallRow.node, CallRow.used, CallRow.received_at),
         *(CallRow.prompt_tokens, CallRow.completion_tokens, EpisodeRow.task_id, EpisodeRow.group_id),
     )
-    found: list[dict[str, Any]] = []
+    found: list[FinishedCall] = []
     for some in portions(episode_ids):
         query = (
             select(*columns)
@@ -32,5 +33,5 @@ def finished_calls(connection: Connection, model: str, episode_ids: Sequence[str
             .where(CallRow.episode_id.in_(some), CallRow.model == model)
             .where(CallRow.node >= 0, CallRow.finish_reason != "abandoned")
         )
-        found += [dict(row) for row in connection.execute(query).mappings()]
+        found += [cast(FinishedCall, dict(row)) for row in connection.execute(query).mappings()]
     return sorted(found, key=lambda call: (call["received_at"], call["node"], call["id"]))

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    text,
-)
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from gateway.store.columns import Words
+from gateway.store.columns import AnyText, partial_index
 
 _NAMES = {
     "ix": "ix_%(column_0_label)s",
@@ -26,11 +16,7 @@ _NAMES = {
     "pk": "pk_%(table_name)s",
 }
 _NOTHING = text("''")
-
-
-def _partial(name: str, *columns: str, where: str) -> Index:
-    """Return an index of the rows for which `where` is true. It serves only queries with the same words."""
-    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+_SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
@@ -48,33 +34,33 @@ class EpisodeRow(Base):
         Index("ix_episodes_created", "created_at", "id"),
         Index("ix_episodes_closed", "closed_at", "id"),
         Index("ix_episodes_state", "state", "created_at", "id"),
-        _partial("ix_episodes_unfinished", "id", where="state <> 'closed'"),
+        partial_index("ix_episodes_unfinished", "id", where="state <> 'closed'"),
         Index("ix_episodes_mode", "mode", "created_at", "id"),
         Index("ix_episodes_model", "model", "created_at", "id"),
         Index("ix_episodes_task", "task_id", "created_at", "id"),
         Index("ix_episodes_agent", "agent", "created_at", "id"),
     )
 
-    id: Mapped[str] = mapped_column(Words(40), primary_key=True)
-    key_hash: Mapped[str] = mapped_column(Words(64), unique=True)
-    task_id: Mapped[str] = mapped_column(Words(255))
-    group_id: Mapped[str] = mapped_column(Words(255))
-    mode: Mapped[str] = mapped_column(Words(8))
-    model: Mapped[str] = mapped_column(Words(255))
+    id: Mapped[str] = mapped_column(AnyText(40), primary_key=True)
+    key_hash: Mapped[str] = mapped_column(AnyText(64), unique=True)
+    task_id: Mapped[str] = mapped_column(AnyText(255))
+    group_id: Mapped[str] = mapped_column(AnyText(255))
+    mode: Mapped[str] = mapped_column(AnyText(8))
+    model: Mapped[str] = mapped_column(AnyText(255))
     details: Mapped[dict[str, Any]] = mapped_column(JSON)
     """The opener's `metadata`."""
     version: Mapped[int] = mapped_column(Integer)
-    state: Mapped[str] = mapped_column(Words(16))
-    reason: Mapped[str] = mapped_column(Words(), default="")
+    state: Mapped[str] = mapped_column(AnyText(16))
+    reason: Mapped[str] = mapped_column(AnyText(), default="")
     reward: Mapped[float | None] = mapped_column(Float)
     components: Mapped[dict[str, float] | None] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
     closed_at: Mapped[float | None] = mapped_column(Float)
-    agent: Mapped[str] = mapped_column(Words(255), default="", server_default=_NOTHING)
+    agent: Mapped[str] = mapped_column(AnyText(255), default="", server_default=_NOTHING)
     """The `[agents]` key under which it was opened by its first call; empty: through the admin API."""
-    notice: Mapped[str] = mapped_column(Words(64), default="", server_default=_NOTHING)
+    notice: Mapped[str] = mapped_column(AnyText(64), default="", server_default=_NOTHING)
     """A notice for people about how the episode was opened, such as that its conversation equals another one."""
-    error: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
+    error: Mapped[str] = mapped_column(AnyText(), default="", server_default=_NOTHING)
     """The last output of its agent or its graders when they failed."""
     sampling: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """The sampling parameters that stand in place of those that its calls request; None: there are none."""
@@ -87,10 +73,10 @@ class TallyRow(Base):
 
     __tablename__ = "tallies"
 
-    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
-    mode: Mapped[str] = mapped_column(Words(8), primary_key=True)
-    state: Mapped[str] = mapped_column(Words(16), primary_key=True)
-    reason: Mapped[str] = mapped_column(Words(), primary_key=True)
+    model: Mapped[str] = mapped_column(AnyText(255), primary_key=True)
+    mode: Mapped[str] = mapped_column(AnyText(8), primary_key=True)
+    state: Mapped[str] = mapped_column(AnyText(16), primary_key=True)
+    reason: Mapped[str] = mapped_column(AnyText(), primary_key=True)
     count: Mapped[int] = mapped_column(BigInteger)
 
 
@@ -103,7 +89,7 @@ class NodeRow(Base):
     __tablename__ = "nodes"
 
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
-    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    model: Mapped[str] = mapped_column(AnyText(255), primary_key=True)
     index: Mapped[int] = mapped_column(Integer, primary_key=True)
     parent: Mapped[int] = mapped_column(Integer)
     at: Mapped[int] = mapped_column(Integer)
@@ -114,8 +100,8 @@ class NodeRow(Base):
     """[[version, number of tokens], ...]; a third number: the newest version that it may be."""
     flags: Mapped[bytes] = mapped_column(LargeBinary)
     temperature: Mapped[float] = mapped_column(Float)
-    mask_reason: Mapped[str] = mapped_column(Words(64))
-    call_id: Mapped[str] = mapped_column(Words(64))
+    mask_reason: Mapped[str] = mapped_column(AnyText(64))
+    call_id: Mapped[str] = mapped_column(AnyText(64))
     images: Mapped[list[list[Any]] | None] = mapped_column(JSON(none_as_null=True))
     """[[hash, offset, number of tokens], ...]: the images among the tokens; None: there are none."""
 
@@ -126,12 +112,12 @@ class NodeRouteRow(Base):
     __tablename__ = "node_routes"
 
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
-    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    model: Mapped[str] = mapped_column(AnyText(255), primary_key=True)
     index: Mapped[int] = mapped_column(Integer, primary_key=True)
     """The node's."""
     layers: Mapped[int] = mapped_column(Integer)
     top_k: Mapped[int] = mapped_column(Integer)
-    dtype: Mapped[str] = mapped_column(Words(8))
+    dtype: Mapped[str] = mapped_column(AnyText(8))
     data: Mapped[bytes] = mapped_column(LargeBinary)
 
 
@@ -140,9 +126,9 @@ class ImageRow(Base):
 
     __tablename__ = "images"
 
-    hash: Mapped[str] = mapped_column(Words(64), primary_key=True)
+    hash: Mapped[str] = mapped_column(AnyText(64), primary_key=True)
     """SHA-256 of the file, in hexadecimal digits."""
-    media_type: Mapped[str] = mapped_column(Words(32))
+    media_type: Mapped[str] = mapped_column(AnyText(32))
     data: Mapped[bytes] = mapped_column(LargeBinary)
 
 
@@ -162,23 +148,23 @@ class CallRow(Base):
     __tablename__ = "calls"
     __table_args__ = (
         Index("ix_calls_request_key", "episode_id", "request_key"),
-        _partial("ix_calls_open", "open_to", "digest", where="open_to IS NOT NULL"),
-        _partial("ix_calls_faulty", "received_at", where="tool_faults IS NOT NULL"),
+        partial_index("ix_calls_open", "open_to", "digest", where="open_to IS NOT NULL"),
+        partial_index("ix_calls_faulty", "received_at", where="tool_faults IS NOT NULL"),
     )
 
-    id: Mapped[str] = mapped_column(Words(64), primary_key=True)
+    id: Mapped[str] = mapped_column(AnyText(64), primary_key=True)
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
-    model: Mapped[str] = mapped_column(Words(255))
+    model: Mapped[str] = mapped_column(AnyText(255))
     node: Mapped[int] = mapped_column(Integer)
-    request_key: Mapped[str] = mapped_column(Words(64))
+    request_key: Mapped[str] = mapped_column(AnyText(64))
     """The key by which a retry finds the request's response."""
-    api: Mapped[str] = mapped_column(Words(16))
+    api: Mapped[str] = mapped_column(AnyText(16))
     stream: Mapped[bool]
     requested: Mapped[dict[str, Any]] = mapped_column(JSON)
     used: Mapped[dict[str, Any]] = mapped_column(JSON)
-    logprobs_mode: Mapped[str] = mapped_column(Words(32))
-    engine: Mapped[str] = mapped_column(Words(64))
-    finish_reason: Mapped[str] = mapped_column(Words(16))
+    logprobs_mode: Mapped[str] = mapped_column(AnyText(32))
+    engine: Mapped[str] = mapped_column(AnyText(64))
+    finish_reason: Mapped[str] = mapped_column(AnyText(16))
     prompt_tokens: Mapped[int] = mapped_column(Integer)
     completion_tokens: Mapped[int] = mapped_column(Integer)
     pauses: Mapped[int] = mapped_column(Integer)
@@ -189,9 +175,9 @@ class CallRow(Base):
     seconds: Mapped[float] = mapped_column(Float)
     reward: Mapped[float | None] = mapped_column(Float)
     """Posted on this call; it counts in the episode's."""
-    tool_faults: Mapped[str | None] = mapped_column(Words(64))
+    tool_faults: Mapped[str | None] = mapped_column(AnyText(64))
     """The faults of the reply's tool calls, with commas (`gateway/render/tool_faults.py`); else None."""
-    open_to: Mapped[str | None] = mapped_column(Words(255))
+    open_to: Mapped[str | None] = mapped_column(AnyText(255))
     """While the episode is open: the agent whose conversations may go on from this reply; else None."""
     queued_s: Mapped[float | None] = mapped_column(Float)
     """The time until an engine had the call; None: not known."""
@@ -206,12 +192,12 @@ class RefusedCallRow(Base):
     index: Mapped[int] = mapped_column(Integer, primary_key=True)
     at: Mapped[float] = mapped_column(Float)
     """When the newest of them came, in seconds since the epoch."""
-    api: Mapped[str] = mapped_column(Words(16))
-    model: Mapped[str] = mapped_column(Words(255))
+    api: Mapped[str] = mapped_column(AnyText(16))
+    model: Mapped[str] = mapped_column(AnyText(255))
     """The model that was to respond; empty if the request was refused before that was known."""
     status: Mapped[int] = mapped_column(Integer)
-    code: Mapped[str] = mapped_column(Words(64))
-    message: Mapped[str] = mapped_column(Words())
+    code: Mapped[str] = mapped_column(AnyText(64))
+    message: Mapped[str] = mapped_column(AnyText())
     times: Mapped[int] = mapped_column(Integer)
     """The number of refusals that the row stands for."""
 
@@ -224,7 +210,7 @@ class ExchangeRow(Base):
     call_id: Mapped[str] = mapped_column(ForeignKey("calls.id", ondelete="CASCADE"), primary_key=True)
     request: Mapped[dict[str, Any]] = mapped_column(JSON)
     status: Mapped[int] = mapped_column(Integer)
-    response: Mapped[str] = mapped_column(Words())
+    response: Mapped[str] = mapped_column(AnyText())
     """The body as it came; of a stream, the events."""
 
 
@@ -234,9 +220,9 @@ class RetryRow(Base):
     __tablename__ = "retries"
 
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
-    name: Mapped[str] = mapped_column(Words(32), primary_key=True)
+    name: Mapped[str] = mapped_column(AnyText(32), primary_key=True)
     """The part of the request's key that its retries share."""
-    call_id: Mapped[str] = mapped_column(Words(64))
+    call_id: Mapped[str] = mapped_column(AnyText(64))
     at: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock."""
 
@@ -247,13 +233,13 @@ class ResponseRow(Base):
     __tablename__ = "answers"
     __table_args__ = (
         Index("ix_answers_episode", "episode_id", "created_at"),
-        _partial("ix_answers_previous", "previous", where="previous <> ''"),
+        partial_index("ix_answers_previous", "previous", where="previous <> ''"),
     )
 
-    id: Mapped[str] = mapped_column(Words(64), primary_key=True)
+    id: Mapped[str] = mapped_column(AnyText(64), primary_key=True)
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
-    model: Mapped[str] = mapped_column(Words(255))
-    previous: Mapped[str] = mapped_column(Words(64))
+    model: Mapped[str] = mapped_column(AnyText(255))
+    previous: Mapped[str] = mapped_column(AnyText(64))
     """The response that this one continues; empty: none."""
     messages: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     """The messages that it adds to the conversation before it, in the form of chat completions, its own message last."""
@@ -272,10 +258,8 @@ class LedgerEventRow(Base):
     __tablename__ = "ledger_events"
     __table_args__ = (Index("ix_ledger_events_model", "model", "seq"),)
 
-    seq: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
-    model: Mapped[str] = mapped_column(Words(255))
+    seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
+    model: Mapped[str] = mapped_column(AnyText(255))
     at: Mapped[float] = mapped_column(Float)
     event: Mapped[dict[str, Any]] = mapped_column(JSON)
     commands: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
@@ -288,22 +272,20 @@ class DecisionRow(Base):
     __table_args__ = (
         Index("ix_decisions_group", "group_id", "episode_id"),
         Index("ix_decisions_episode", "episode_id"),
-        _partial("ix_decisions_trained", "model", "buffer", "entry", where="kind = 'trained'"),
-        _partial("ix_decisions_alone", "at", where="kind IN ('refused', 'deleted')"),
+        partial_index("ix_decisions_trained", "model", "batch", "entry", where="kind = 'trained'"),
+        partial_index("ix_decisions_alone", "at", where="kind IN ('refused', 'deleted')"),
     )
 
-    seq: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
-    model: Mapped[str] = mapped_column(Words(255))
+    seq: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
+    model: Mapped[str] = mapped_column(AnyText(255))
     at: Mapped[float] = mapped_column(Float)
-    group_id: Mapped[str] = mapped_column(Words(255))
-    episode_id: Mapped[str] = mapped_column(Words(40))
+    group_id: Mapped[str] = mapped_column(AnyText(255))
+    episode_id: Mapped[str] = mapped_column(AnyText(40))
     """Empty: it is about the whole group."""
-    kind: Mapped[str] = mapped_column(Words(16))
+    kind: Mapped[str] = mapped_column(AnyText(16))
     """admitted, refused, finished, rewarded, dropped, aborted, moved, occupied, trained, skipped, masked, deleted"""
-    reason: Mapped[str] = mapped_column(Words(255))
-    buffer: Mapped[int | None] = mapped_column(Integer)
+    reason: Mapped[str] = mapped_column(AnyText(255))
+    batch: Mapped[int | None] = mapped_column(Integer)
     entry: Mapped[int | None] = mapped_column(Integer)
     """The group's place in its batch."""
     details: Mapped[dict[str, Any]] = mapped_column(JSON)
@@ -315,20 +297,18 @@ class EventRow(Base):
 
     __tablename__ = "events"
     __table_args__ = (
-        _partial("ix_events_machines", "kind", "id", where="episode_id = '' AND group_id = ''"),
+        partial_index("ix_events_machines", "kind", "id", where="episode_id = '' AND group_id = ''"),
         {"sqlite_autoincrement": True},
     )
 
-    id: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
-    )
+    id: Mapped[int] = mapped_column(_SERIAL, primary_key=True, autoincrement=True)
     at: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock."""
-    kind: Mapped[str] = mapped_column(Words(64))
-    model: Mapped[str] = mapped_column(Words(255))
-    episode_id: Mapped[str] = mapped_column(Words(40))
+    kind: Mapped[str] = mapped_column(AnyText(64))
+    model: Mapped[str] = mapped_column(AnyText(255))
+    episode_id: Mapped[str] = mapped_column(AnyText(40))
     """Empty: it is not about an episode."""
-    group_id: Mapped[str] = mapped_column(Words(255))
+    group_id: Mapped[str] = mapped_column(AnyText(255))
     """Empty: it is not about a group."""
     data: Mapped[dict[str, Any]] = mapped_column(JSON)
 
@@ -338,8 +318,8 @@ class TrainerStepRow(Base):
 
     __tablename__ = "trainer_steps"
 
-    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
-    run: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    model: Mapped[str] = mapped_column(AnyText(255), primary_key=True)
+    run: Mapped[str] = mapped_column(AnyText(255), primary_key=True)
     """The trainer's name for its run."""
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     version: Mapped[int | None] = mapped_column(BigInteger)
@@ -347,23 +327,23 @@ class TrainerStepRow(Base):
     at: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock, when the step was posted first."""
     figures: Mapped[dict[str, Any]] = mapped_column(JSON)
-    folder: Mapped[str] = mapped_column(Words())
+    folder: Mapped[str] = mapped_column(AnyText())
     """The folder of the run, which may have the step's figures by token; empty: not known."""
 
 
 class LeaseRow(Base):
-    """The right to train on one buffer. The newest fence of a buffer is the valid one."""
+    """The right to train on one batch. The newest fence of a batch is the valid one."""
 
     __tablename__ = "leases"
 
-    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    model: Mapped[str] = mapped_column(AnyText(255), primary_key=True)
     fence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    id: Mapped[str] = mapped_column(Words(40), unique=True)
-    buffer: Mapped[int] = mapped_column(Integer)
-    consumer: Mapped[str] = mapped_column(Words(255))
-    state: Mapped[str] = mapped_column(Words(16))
-    checkpoint: Mapped[str] = mapped_column(Words(), default="")
-    reason: Mapped[str] = mapped_column(Words(), default="")
+    id: Mapped[str] = mapped_column(AnyText(40), unique=True)
+    batch: Mapped[int] = mapped_column(Integer)
+    consumer: Mapped[str] = mapped_column(AnyText(255))
+    state: Mapped[str] = mapped_column(AnyText(16))
+    checkpoint: Mapped[str] = mapped_column(AnyText(), default="")
+    reason: Mapped[str] = mapped_column(AnyText(), default="")
     created_at: Mapped[float] = mapped_column(Float)
     deadline: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock: it ends then unless it is renewed."""
@@ -374,14 +354,14 @@ class VersionRow(Base):
 
     __tablename__ = "versions"
 
-    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    model: Mapped[str] = mapped_column(AnyText(255), primary_key=True)
     version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     parent: Mapped[int | None] = mapped_column(Integer)
-    path: Mapped[str] = mapped_column(Words())
-    state: Mapped[str] = mapped_column(Words(16))
+    path: Mapped[str] = mapped_column(AnyText())
+    state: Mapped[str] = mapped_column(AnyText(16))
     report: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     created_at: Mapped[float] = mapped_column(Float)
-    bad: Mapped[str] = mapped_column(Words(), default="", server_default=_NOTHING)
+    bad: Mapped[str] = mapped_column(AnyText(), default="", server_default=_NOTHING)
     """The reason why no engine may run the version; empty if it is not known to be bad."""
 
 
@@ -390,10 +370,10 @@ class CoordinatorRow(Base):
 
     __tablename__ = "coordinator"
 
-    name: Mapped[str] = mapped_column(Words(16), primary_key=True)
+    name: Mapped[str] = mapped_column(AnyText(16), primary_key=True)
     fence: Mapped[int] = mapped_column(BigInteger)
-    holder: Mapped[str] = mapped_column(Words(64))
-    url: Mapped[str] = mapped_column(Words())
+    holder: Mapped[str] = mapped_column(AnyText(64))
+    url: Mapped[str] = mapped_column(AnyText())
     """The URL at which other gateway processes reach it."""
     deadline: Mapped[float] = mapped_column(Float)
     """Seconds since the epoch by the database's clock: afterwards another process may become the coordinator."""
@@ -404,7 +384,7 @@ class CompatibilityRow(Base):
 
     __tablename__ = "compatibility"
 
-    oldest: Mapped[str] = mapped_column(Words(16), primary_key=True)
+    oldest: Mapped[str] = mapped_column(AnyText(16), primary_key=True)
 
 
 class WriterRow(Base):
@@ -412,7 +392,7 @@ class WriterRow(Base):
 
     __tablename__ = "writers"
 
-    id: Mapped[str] = mapped_column(Words(40), primary_key=True)
+    id: Mapped[str] = mapped_column(AnyText(40), primary_key=True)
     number: Mapped[int] = mapped_column(BigInteger)
     """The number of its newest committed transaction."""
     at: Mapped[float] = mapped_column(Float)

@@ -66,6 +66,95 @@ class NewEpisode(TypedDict):
     sampling: dict[str, Any] | None
 
 
+class EpisodeRecord(TypedDict):
+    """A stored episode, without the hash of its key; see `EpisodeRow`."""
+
+    id: str
+    task_id: str
+    group_id: str
+    mode: EpisodeMode
+    model: str
+    details: dict[str, Any]
+    version: int
+    state: Literal["open", "grading", "closed"]
+    reason: str
+    reward: float | None
+    components: dict[str, float] | None
+    created_at: float
+    closed_at: float | None
+    agent: str
+    notice: str
+    error: str
+    sampling: dict[str, Any] | None
+    attempt: int
+
+
+class UnfinishedEpisode(EpisodeRecord):
+    """An episode that is not closed, with the number of its calls."""
+
+    key_hash: str
+    calls: int
+
+
+class EpisodeOutcome(TypedDict):
+    """The state of an episode, and once it is closed its reason and reward."""
+
+    state: Literal["open", "grading", "closed"]
+    reason: str
+    reward: float | None
+    components: dict[str, float] | None
+    error: str
+
+
+class RefusedCallRecord(TypedDict):
+    """Refused calls of one kind in a row; see `RefusedCallRow`."""
+
+    at: float
+    api: str
+    model: str
+    status: int
+    code: str
+    message: str
+    times: int
+
+
+class FinishedCall(TypedDict):
+    """A call from which a length ranker learns."""
+
+    id: str
+    episode_id: str
+    node: int
+    used: UsedSampling
+    received_at: float
+    prompt_tokens: int
+    completion_tokens: int
+    task_id: str
+    group_id: str
+
+
+class DecisionRecord(TypedDict):
+    """A stored decision about an episode or a group; see `DecisionRow`."""
+
+    seq: int
+    model: str
+    at: float
+    group_id: str
+    episode_id: str
+    kind: str
+    reason: str
+    batch: int | None
+    entry: int | None
+    details: dict[str, Any]
+
+
+class TrainedGroup(TypedDict):
+    """The decision that a batch was trained on a group; `details` names its version and episodes."""
+
+    group_id: str
+    batch: int
+    details: dict[str, Any]
+
+
 class VersionRecord(TypedDict):
     """A published version of a model's weights; `bad` is why no engine may run it."""
 
@@ -85,7 +174,7 @@ class LeaseRecord(TypedDict):
     model: str
     fence: int
     id: str
-    buffer: int
+    batch: int
     consumer: str
     state: str
     checkpoint: str

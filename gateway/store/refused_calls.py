@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import cast
 
 from sqlalchemy import Connection, func, insert, select, update
 
 from gateway.store.columns import portions
 from gateway.store.models import CallRow, EpisodeRow, RefusedCallRow
+from gateway.store.records import RefusedCallRecord
 
 MOST = 32
 """Rows of an episode."""
@@ -55,11 +56,11 @@ def add(connection: Connection, episode_id: str, refused: RefusedCall) -> None:
         connection.execute(insert(RefusedCallRow).values(**following, **values))
 
 
-def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
+def of_episode(connection: Connection, episode_id: str) -> list[RefusedCallRecord]:
     """Return the refused calls of an episode, oldest first."""
     query = select(*(RefusedCallRow.__table__.c[name] for name in _SHOWN))
     query = query.where(RefusedCallRow.episode_id == episode_id).order_by(RefusedCallRow.index)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return [cast(RefusedCallRecord, dict(row)) for row in connection.execute(query).mappings()]
 
 
 def ended_full(connection: Connection, model: str, episode_ids: Sequence[str]) -> set[str]:

@@ -1,7 +1,7 @@
 """Finds and deletes closed episodes that nothing needs any more.
 
 An episode is *needed*, and stays whatever its age,
-- while its group is not over: it may still be trained (its buffer fills, waits or is leased);
+- while its group is not over: it may still be trained (its batch fills, waits or is leased);
 - while the batch in which it was trained is not in a checkpoint for certain: after a crash its trainer trains it again. An
   acknowledgement names the newest checkpoint, which may be that of the step before the first batch that names it, so batches from
   that one on are kept. Where the newest acknowledgement names none, nothing can be trained again from it;
@@ -56,19 +56,19 @@ class Ages:
         """Everything that ended later is kept."""
         return max((at for at in (self.trained, self.untrained, self.eval) if at is not None), default=None)
 
-    def over(self, fate: Fate, closed_at: float) -> bool:
+    def expired(self, fate: Fate, closed_at: float) -> bool:
         """Return true if an episode is old enough."""
         at = {"trained": self.trained, "untrained": self.untrained, "eval": self.eval}[fate]
         return at is not None and closed_at < at
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ClosedEpisode:
     """A closed episode."""
 
     row: Row
     fate: Fate
-    buffer: int | None
+    batch: int | None
     """The batch that was trained on it."""
     needed: Needed | None
     calls: int
@@ -117,13 +117,13 @@ def sweep(
     return swept, (last["closed_at"], last["id"])
 
 
-def choose(some: Sequence[Found], ages: Ages) -> tuple[Swept, list[Found], int]:
+def choose(episodes: Sequence[ClosedEpisode], ages: Ages) -> tuple[Swept, list[ClosedEpisode], int]:
     """Choose what to delete of some episodes; return also the sum of it, and the number of episodes that were looked
     at."""
     swept = Swept()
-    chosen: list[Found] = []
-    for looked_at, found in enumerate(some):
-        if not ages.over(found.fate, found.row["closed_at"]):
+    chosen: list[ClosedEpisode] = []
+    for looked_at, found in enumerate(episodes):
+        if not ages.expired(found.fate, found.row["closed_at"]):
             continue
         if found.needed is not None:
             swept.needed[found.needed] += 1
@@ -133,7 +133,7 @@ def choose(some: Sequence[Found], ages: Ages) -> tuple[Swept, list[Found], int]:
         chosen.append(found)
         swept.deleted[found.fate] += 1
         swept.calls += found.calls
-    return swept, chosen, len(some)
+    return swept, chosen, len(episodes)
 
 
 def forget(connection: Connection, before: float, limit: int = 1000) -> int:
@@ -146,7 +146,7 @@ def forget(connection: Connection, before: float, limit: int = 1000) -> int:
     return len(old)
 
 
-def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
+def look(connection: Connection, rows: Sequence[Row]) -> list[ClosedEpisode]:
     """Return the fate of some closed episodes, and whether they are still needed; in the same order."""
     ids = [row["id"] for row in rows]
     ends, admitted = _ends(connection, {row["group_id"] for row in rows}), _admitted(connection, ids)
@@ -154,23 +154,23 @@ def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
     uncertain = {model: _uncertain(connection, model) for model in {row["model"] for row in rows}}
     found = []
     for row in rows:
-        fate, buffer, needed = _fate(row, admitted.get(row["id"]), ends)
-        if fate == "trained" and buffer is not None and buffer >= uncertain[row["model"]]:
+        fate, batch, needed = _fate(row, admitted.get(row["id"]), ends)
+        if fate == "trained" and batch is not None and batch >= uncertain[row["model"]]:
             needed = "checkpoint"
         if needed is None and row["id"] in continued:
-            needed = "responses"
-        found.append(Found(row, fate, buffer, needed, calls.get(row["id"], 0)))
+            needed = "answers"
+        found.append(ClosedEpisode(row, fate, batch, needed, calls.get(row["id"], 0)))
     return found
 
 
-def closed(connection: Connection, episode_id: str) -> Found | None:
+def closed(connection: Connection, episode_id: str) -> ClosedEpisode | None:
     """Return a closed episode; None if there is none of this id."""
     query = select(*_ROW).where(EpisodeRow.id == episode_id, EpisodeRow.state == "closed")
     rows = [dict(row) for row in connection.execute(query).mappings()]
     return look(connection, rows)[0] if rows else None
 
 
-def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
+def remove(connection: Connection, found: Sequence[ClosedEpisode], reason: str) -> None:
     """Delete episodes with all that belongs to them."""
     if not found:
         return
@@ -197,11 +197,11 @@ def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
         )
 
 
-def _deletion_record(found: Found, reason: str) -> Decision:
+def _deletion_record(found: ClosedEpisode, reason: str) -> Decision:
     """Return the decision that remains of an episode."""
     row = found.row
     details = {"was": found.fate, "reason": row["reason"], "closed_at": row["closed_at"]}
-    return Decision("deleted", row["group_id"], row["id"], reason, found.buffer, details=details)
+    return Decision("deleted", row["group_id"], row["id"], reason, found.batch, details=details)
 
 
 def _fate(
@@ -217,13 +217,13 @@ def _fate(
     if end is None:
         return "untrained", None, "group"
     if end["kind"] == "trained" and row["id"] in end["details"]["episodes"]:
-        return "trained", end["buffer"], None
+        return "trained", end["batch"], None
     return "untrained", None, None
 
 
 def _ends(connection: Connection, group_ids: Collection[str]) -> dict[tuple[str, str], list[Row]]:
     """Return the ends of the groups of some names, by model and name, the oldest first."""
-    columns = [DecisionRow.__table__.c[n] for n in ("seq", "model", "group_id", "kind", "buffer", "details")]
+    columns = [DecisionRow.__table__.c[n] for n in ("seq", "model", "group_id", "kind", "batch", "details")]
     query = select(*columns).where(DecisionRow.group_id.in_(group_ids), DecisionRow.episode_id == "")
     found: dict[tuple[str, str], list[Row]] = {}
     rows = connection.execute(query).mappings()
@@ -268,5 +268,5 @@ def _uncertain(connection: Connection, model: str) -> float:
     checkpoint = connection.scalar(newest)
     if not checkpoint:
         return float("inf")
-    first = select(func.min(LeaseRow.buffer)).where(*acked, LeaseRow.checkpoint == checkpoint)
+    first = select(func.min(LeaseRow.batch)).where(*acked, LeaseRow.checkpoint == checkpoint)
     return float(connection.scalar(first) or 0)

@@ -10,11 +10,7 @@ from sqlalchemy import Connection, func, select
 
 from gateway.store import refused_calls, turns
 from gateway.store.models import CallRow
-from headgate.types import (
-    CRASHED_ATTEMPT,
-    TokenFlag,
-    UInt8Array,
-)
+from headgate.types import CRASHED_ATTEMPT, TokenFlag, UInt8Array
 
 
 @dataclass(frozen=True, slots=True)

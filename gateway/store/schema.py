@@ -37,7 +37,7 @@ from gateway.store.connections import (
 from gateway.store.models import CompatibilityRow, CoordinatorRow
 
 log = logging.getLogger(__name__)
-OLDEST_BUILD = "0021"
+OLDEST_BUILD = "0023"
 """The oldest build that works on the newest tables: the newest revision that it knows. A migration that does more than add
 something sets this to its own number."""
 _LOCK_WAIT_S = 60.0

@@ -31,13 +31,7 @@ from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, Retr
 from gateway.store.records import CallRecord
 from gateway.store.routes import insert_routes
 from headgate.errors import Conflict
-from headgate.types import (
-    CRASHED_ATTEMPT,
-    ImageSpan,
-    Int32Array,
-    Node,
-    UInt8Array,
-)
+from headgate.types import CRASHED_ATTEMPT, ImageSpan, Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
 _OPEN_TO = (

@@ -22,11 +22,7 @@ from typing import Protocol, Self
 from gateway.config import LimitSettings
 from gateway.config.settings import Settings
 from gateway.tenancy.projects import Projects
-from headgate.errors import (
-    BadRequest,
-    Busy,
-    jittered,
-)
+from headgate.errors import BadRequest, Busy, jittered
 
 Holder = tuple[str, str]
 """`episode`, `agent` or `project`, and its name."""
@@ -251,19 +247,19 @@ class EpisodeQuota:
 
     def __init__(self, settings: Settings) -> None:
         self._projects = Projects(settings)
-        self._most = settings.limits.project.episodes
+        self._max_open = settings.limits.project.episodes
         self._opening: Counter[str] = Counter()
 
     @contextmanager
     def reserve(self, model: str, open_models: Iterable[str]) -> Iterator[None]:
         """Reserve a place while an episode is being opened. `open_models`: the models of all open episodes. Raise Busy."""
         project = self._projects.project_of(model)
-        if not project or self._most is None:
+        if not project or self._max_open is None:
             yield
             return
         open_now = sum(self._projects.project_of(other) == project for other in open_models)
-        if open_now + self._opening[project] >= self._most:
-            message = f"the project has {self._most} episodes open ([limits.project] episodes)"
+        if open_now + self._opening[project] >= self._max_open:
+            message = f"the project has {self._max_open} episodes open ([limits.project] episodes)"
             raise Busy(message, retry_after=jittered(2.0), code="too_many_episodes")
         self._opening[project] += 1
         try:

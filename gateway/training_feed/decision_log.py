@@ -16,7 +16,7 @@ from gateway.store.decisions import Decision
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
-    BufferReady,
+    BatchReady,
     CloseGroup,
     Command,
     Consumed,
@@ -56,11 +56,11 @@ class Totals:
 
 @dataclass(slots=True)
 class Entry:
-    """A group as a batch has it. `buffer` is -1 until it is in one."""
+    """A group as a batch has it. `batch` is -1 until it is in one."""
 
     group_id: str
     version: int
-    buffer: int = -1
+    batch: int = -1
     rewarded: list[str] = field(default_factory=list)
     """The episodes that the group is trained on, in the order of their rewards."""
     joined: list[str] = field(default_factory=list)
@@ -101,10 +101,10 @@ class DecisionLog:
 
     def _of(self, command: Command) -> Iterator[Decision]:
         match command:
-            case Admit(episode_id, group_id, buffer, version):
+            case Admit(episode_id, group_id, batch, version):
                 self._entries.setdefault(group_id, Entry(group_id, version)).joined.append(episode_id)
                 self._group_of[episode_id] = group_id
-                yield Decision("admitted", group_id, episode_id, buffer=buffer, details={"version": version})
+                yield Decision("admitted", group_id, episode_id, batch=batch, details={"version": version})
             case Grading(episode_id):
                 yield Decision("finished", self._group_of[episode_id], episode_id)
             case MemberDropped(episode_id, reason):
@@ -115,22 +115,22 @@ class DecisionLog:
                 self.totals.groups[reason] += 1
                 yield Decision("dropped", group_id, reason=reason)
             case Moved(group_id, before, after):
-                yield Decision("moved", group_id, buffer=after, details={"from": before})
+                yield Decision("moved", group_id, batch=after, details={"from": before})
             case OverBound(group_id, before, after):
-                yield Decision("late", group_id, buffer=after, details={"from": before})
-            case Occupied(group_id, buffer, entry):
-                self.totals.groups["batch"] += self._entries[group_id].buffer < 0
-                self._entries[group_id].buffer = buffer
-                yield Decision("occupied", group_id, buffer=buffer, entry=entry)
-            case Consumed(buffer, group_ids):
+                yield Decision("late", group_id, batch=after, details={"from": before})
+            case Occupied(group_id, batch, entry):
+                self.totals.groups["batch"] += self._entries[group_id].batch < 0
+                self._entries[group_id].batch = batch
+                yield Decision("occupied", group_id, batch=batch, entry=entry)
+            case Consumed(batch, group_ids):
                 for index, entry_ in enumerate(self.entries(group_ids)):
                     kept = {"version": entry_.version, "episodes": list(entry_.rewarded)}
-                    yield Decision("trained", entry_.group_id, buffer=buffer, entry=index, details=kept)
+                    yield Decision("trained", entry_.group_id, batch=batch, entry=index, details=kept)
             case Skipped(first, until, group_ids):
                 for entry_ in self.entries(group_ids):
                     passed = {"first": first, "until": until}
-                    yield Decision("skipped", entry_.group_id, "", "skipped", entry_.buffer, details=passed)
-            case BufferReady() | Refuse():
+                    yield Decision("skipped", entry_.group_id, "", "skipped", entry_.batch, details=passed)
+            case BatchReady() | Refuse():
                 pass
 
     def _forget(self, group_ids: Iterable[str]) -> None:

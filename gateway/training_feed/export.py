@@ -55,7 +55,7 @@ def export(
     Raise ExportError, and ConfigError for a database that this build cannot read.
 
     Trained groups come first, in the order in which they were trained and as their leases gave them (ORPHANED is current); then,
-    with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with `buffer` -1.
+    with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with `batch` -1.
     Groups with a deleted episode are left out.
     """
     check_form(settings.store)
@@ -68,7 +68,7 @@ def export(
             reader = GroupReader(
                 chosen.model, settings.staleness_of(chosen.model), _orphans(connection, settings, chosen)
             )
-            entries = reader.whole(connection, list(_entries(connection, chosen)))
+            entries = reader.complete(connection, list(_entries(connection, chosen)))
             out.parent.mkdir(parents=True, exist_ok=True)
             columns = schema(
                 images=images.any_used(connection), routes=routes.shape(connection, chosen.model)
@@ -103,8 +103,7 @@ def _entries(connection: Connection, chosen: Selection) -> Iterator[Entry]:
         yield entry
     if chosen.everything:
         others: dict[str, Entry] = {}
-        for episode in episodes.rewarded(connection, chosen.model):
-            if episode["id"] not in trained:
-                new = Entry(episode["group_id"], episode["version"])
-                others.setdefault(episode["group_id"], new).rewarded.append(episode["id"])
+        for episode_id, group_id, version in episodes.rewarded(connection, chosen.model):
+            if episode_id not in trained:
+                others.setdefault(group_id, Entry(group_id, version)).rewarded.append(episode_id)
         yield from others.values()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.policies.staleness_base import StalenessRule
-from scheduler.policies.staleness_state import BufferRow, GroupRow
+from scheduler.policies.staleness_state import BatchRow, GroupRow
 
 _BATCHES = 3
 """Batches that are described one by one."""
@@ -20,8 +20,8 @@ _TODO = (
 
 def no_slot(rule: StalenessRule[Any]) -> str:
     """Return a sentence about a ledger without a free slot."""
-    if rule.next_buffer > rule.version + rule.settings.eta:
-        batch = rule.next_buffer - 1
+    if rule.next_batch > rule.version + rule.settings.eta:
+        batch = rule.next_batch - 1
         return (
             f"{NO_SLOT}: batch {batch} was acknowledged, and the newest live version is {rule.version}; publish version"
             f" {batch + 1} ([staleness] eta = {rule.settings.eta})"
@@ -29,16 +29,16 @@ def no_slot(rule: StalenessRule[Any]) -> str:
     groups: dict[int, list[GroupRow]] = {}
     for group in rule.groups():
         if group.state != "dropped":
-            groups.setdefault(group.buffer, []).append(group)
-    full = [row for row in rule.buffers() if row.occupied + row.reserved]
-    batches = [_batch(row, groups.get(row.buffer, [])) for row in full[:_BATCHES]]
+            groups.setdefault(group.batch, []).append(group)
+    full = [row for row in rule.batches() if row.occupied + row.reserved]
+    batches = [_batch(row, groups.get(row.batch, [])) for row in full[:_BATCHES]]
     if len(full) > _BATCHES:
         batches.append(f"{len(full) - _BATCHES} more batches are full")
     trainer = "a trainer has" if rule.leased else "no trainer has leased"
-    return "; ".join([f"{NO_SLOT}: {', '.join(batches)}", f"{trainer} batch {rule.next_buffer}", _TODO])
+    return "; ".join([f"{NO_SLOT}: {', '.join(batches)}", f"{trainer} batch {rule.next_batch}", _TODO])
 
 
-def _batch(row: BufferRow, groups: Sequence[GroupRow]) -> str:
+def _batch(row: BatchRow, groups: Sequence[GroupRow]) -> str:
     running = Counter(
         state for group in groups if group.state == "reserved" for state in group.members.values()
     )
@@ -49,7 +49,7 @@ def _batch(row: BufferRow, groups: Sequence[GroupRow]) -> str:
         graded = f", {running['grading']} being graded" if running["grading"] else ""
         episodes = f"{_count(running['open'], 'open episode')}{graded}"
         parts.append(f"{_count(row.reserved, 'unfinished group')} ({episodes})")
-    return f"batch {row.buffer} has {' and '.join(parts)}"
+    return f"batch {row.batch} has {' and '.join(parts)}"
 
 
 def _count(number: int, what: str) -> str:

@@ -7,26 +7,20 @@ LATE (it is older than the bound allows in its batch, the last guard of the boun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 import numpy as np
 from sqlalchemy import Connection
 
 from gateway.config import StalenessSettings
 from gateway.store import episodes, refused_calls, routes, turns
+from gateway.store.records import TrainedGroup
 from gateway.store.sampled import reasons
 from gateway.training_feed.decision_log import Entry
 from headgate.errors import NotFound
-from headgate.types import (
-    Episode,
-    Group,
-    Int32Array,
-    Node,
-    TokenFlag,
-    UInt8Array,
-)
+from headgate.types import Episode, Group, Int32Array, Node, TokenFlag, UInt8Array
 
 Orphans = Callable[[], Collection[int]]
 
@@ -58,16 +52,16 @@ class GroupReader:
             members = tuple(
                 Episode(
                     row["id"],
-                    row["reward"],
-                    tuple(marks.node(n, entry.buffer) for n in nodes[row["id"]]),
+                    cast(float, row["reward"]),
+                    tuple(marks.node(n, entry.batch) for n in nodes[row["id"]]),
                     row["id"] in full,
                 )
                 for row in own
             )
-            groups.append(Group(entry.group_id, own[0]["task_id"], entry.version, members, entry.buffer))
+            groups.append(Group(entry.group_id, own[0]["task_id"], entry.version, members, entry.batch))
         return tuple(groups)
 
-    def whole(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
+    def complete(self, connection: Connection, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries whose episodes are all still stored."""
         wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
         kept = episodes.stored(connection, wanted)
@@ -75,22 +69,22 @@ class GroupReader:
 
     def masks(self, connection: Connection, entries: Sequence[Entry]) -> dict[str, Counter[str]]:
         """Each episode's sampled tokens that are not offered for training, counted by reason; each token has one reason."""
-        buffers = {episode_id: entry.buffer for entry in entries for episode_id in entry.rewarded}
+        batches = {episode_id: entry.batch for entry in entries for episode_id in entry.rewarded}
         marks = self._marks()
-        masked: dict[str, Counter[str]] = {episode_id: Counter() for episode_id in buffers}
-        for turn in turns.sampled(connection, self.model, list(buffers)):
+        masked: dict[str, Counter[str]] = {episode_id: Counter() for episode_id in batches}
+        for turn in turns.sampled(connection, self.model, list(batches)):
             if turn.mask_reason:
                 masked[turn.episode_id][turn.mask_reason] += len(turn.flags)
             else:
                 masked[turn.episode_id] += reasons(
-                    marks.flags(turn.versions, turn.flags, buffers[turn.episode_id])
+                    marks.flags(turn.versions, turn.flags, batches[turn.episode_id])
                 )
         return masked
 
-    def marked(self, nodes: Sequence[Node], buffer: int) -> list[Node]:
+    def marked(self, nodes: Sequence[Node], batch: int) -> list[Node]:
         """Return nodes with the flags that their tokens have now in a batch; -1: in none."""
         marks = self._marks()
-        return [marks.node(node, buffer) for node in nodes]
+        return [marks.node(node, batch) for node in nodes]
 
     def _marks(self) -> _Marks:
         return _Marks(self.staleness.eta, np.asarray(sorted(self.orphans()), np.int32))
@@ -103,24 +97,24 @@ class _Marks:
     eta: int
     orphans: Int32Array
 
-    def flags(self, versions: Int32Array, flags: UInt8Array, buffer: int) -> UInt8Array:
+    def flags(self, versions: Int32Array, flags: UInt8Array, batch: int) -> UInt8Array:
         """Return the flags of tokens in a batch (-1: in none), with what is only known now; the array itself if that is
         nothing."""
         for wrong, flag in (
             (np.isin(versions, self.orphans), TokenFlag.ORPHANED),
-            (versions < buffer - self.eta, TokenFlag.LATE),
+            (versions < batch - self.eta, TokenFlag.LATE),
         ):
             if wrong.any():
                 flags = flags | (wrong * np.uint8(flag))
         return flags
 
-    def node(self, node: Node, buffer: int) -> Node:
+    def node(self, node: Node, batch: int) -> Node:
         """Return a node with the flags that its tokens have now."""
-        flags = self.flags(node.versions, node.flags, buffer)
+        flags = self.flags(node.versions, node.flags, batch)
         return node if flags is node.flags else replace(node, flags=flags)
 
 
-def as_of(row: Mapping[str, Any]) -> Entry:
+def as_of(row: TrainedGroup) -> Entry:
     """Return the entry of a decision `trained`."""
     kept = row["details"]
-    return Entry(row["group_id"], kept["version"], row["buffer"], list(kept["episodes"]))
+    return Entry(row["group_id"], kept["version"], row["batch"], list(kept["episodes"]))

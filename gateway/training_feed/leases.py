@@ -23,11 +23,7 @@ from gateway.store.decisions import Decision, insert_decisions
 from gateway.training_feed.groups import GroupReader
 from gateway.training_feed.ledger import StoredLedger
 from headgate.errors import Conflict, NotFound
-from headgate.types import (
-    Group,
-    Lease,
-    LeasedGroups,
-)
+from headgate.types import Group, Lease, LeasedGroups
 from scheduler.policies.staleness_events import Consume, Leased, Returned
 
 _MAX_WAIT_S = 60.0
@@ -41,7 +37,7 @@ class _Current:
     deadline: float
     """On the monotonic clock, which a change of the machine's time does not move."""
 
-    def over(self) -> bool:
+    def expired(self) -> bool:
         return time.monotonic() > self.deadline
 
 
@@ -73,38 +69,38 @@ class Leases:
         if row := await database.read(lambda c: statements.open_lease(c, ledger.model)):
             left = min(row["left_s"], settings.lease_s)
             size = ledger.rule.settings.batch
-            lease = Lease(row["id"], row["buffer"], size, row["fence"], settings.lease_s)
+            lease = Lease(row["id"], row["batch"], size, row["fence"], settings.lease_s)
             leases._current = _Current(lease, row["consumer"], time.monotonic() + left)
         return leases
 
     def current(self) -> dict[str, Any] | None:
-        """Return the current lease: lease_id, buffer, fence, consumer, and the seconds that are left (negative: none)."""
+        """Return the current lease: lease_id, batch, fence, consumer, and the seconds that are left (negative: none)."""
         current = self._current
-        if current is None or current.lease.buffer != self._ledger.rule.next_buffer:
+        if current is None or current.lease.batch != self._ledger.rule.next_batch:
             return None
         lease, left = current.lease, current.deadline - time.monotonic()
-        lease_values = {"lease_id": lease.lease_id, "buffer": lease.buffer, "fence": lease.fence}
+        lease_values = {"lease_id": lease.lease_id, "batch": lease.batch, "fence": lease.fence}
         return {**lease_values, "consumer": current.consumer, "left_s": round(left, 3)}
 
     async def lease(self, consumer: str) -> Lease:
-        """Lease the next buffer. A consumer that repeats the request gets its own lease. Raise Conflict."""
+        """Lease the next batch. A consumer that repeats the request gets its own lease. Raise Conflict."""
         self._database.check()  # check before a lease is promised
         current, model = self._current, self._ledger.model
-        buffer = self._ledger.rule.next_buffer
-        passed = current is not None and current.lease.buffer != buffer
-        if current and not passed and current.consumer != consumer and not current.over():
+        batch = self._ledger.rule.next_batch
+        passed = current is not None and current.lease.batch != batch
+        if current and not passed and current.consumer != consumer and not current.expired():
             raise Conflict(
-                f"buffer {current.lease.buffer} is leased to {current.consumer!r}", code="lease_held"
+                f"batch {current.lease.batch} is leased to {current.consumer!r}", code="lease_held"
             )
         self._fence += 1
-        fence, batch = self._fence, self._ledger.rule.settings.batch
-        lease = Lease(f"lease-{secrets.token_hex(8)}", buffer, batch, fence, self._settings.lease_s)
+        fence, size = self._fence, self._ledger.rule.settings.batch
+        lease = Lease(f"lease-{secrets.token_hex(8)}", batch, size, fence, self._settings.lease_s)
         self._current = _Current(lease, consumer, time.monotonic() + self._settings.lease_s)
         row = {
             "fence": fence,
             "id": lease.lease_id,
             "model": model,
-            "buffer": buffer,
+            "batch": batch,
             "consumer": consumer,
             "state": "held",
         }
@@ -112,25 +108,25 @@ class Leases:
         def write(connection: Connection) -> None:
             if current and not passed:
                 statements.end_lease(
-                    connection, model, current.lease.fence, "expired" if current.over() else "superseded"
+                    connection, model, current.lease.fence, "expired" if current.expired() else "superseded"
                 )
             statements.insert_lease(connection, row, lease.deadline_s)
 
-        await self._ledger.apply(Leased(buffer), write)
+        await self._ledger.apply(Leased(batch), write)
         return lease
 
     async def groups(self, lease_id: str, fence: int, cursor: int, wait_s: float) -> LeasedGroups:
-        """Return the groups of a leased buffer after `cursor`; wait up to `wait_s` for one."""
+        """Return the groups of a leased batch after `cursor`; wait up to `wait_s` for one."""
         lease = self._check(lease_id, fence).lease
         until = time.monotonic() + min(wait_s, _MAX_WAIT_S)
-        rule, buffer = self._ledger.rule, lease.buffer
-        while len(entries := rule.entries(buffer)) <= cursor and not rule.complete(buffer):
+        rule, batch = self._ledger.rule, lease.batch
+        while len(entries := rule.entries(batch)) <= cursor and not rule.complete(batch):
             left = until - time.monotonic()
             if left <= 0:
                 break
             await self._ledger.changed(left)
             self._check(lease_id, fence)
-        complete = rule.complete(buffer)
+        complete = rule.complete(batch)
         found: tuple[Group, ...] = ()
         if wanted := self._ledger.decision_log.entries(entries[cursor:]):
             await self._database.settled()  # the ledger knows a reward shortly before it is committed
@@ -150,8 +146,8 @@ class Leases:
         try:
             current = self._check(lease_id, fence)
             lease = current.lease
-            masked = await self._masked(lease.buffer)
-            if self._current is not current or self._ledger.rule.next_buffer != lease.buffer:
+            masked = await self._masked(lease.batch)
+            if self._current is not current or self._ledger.rule.next_batch != lease.batch:
                 self._check(lease_id, fence)  # it may have ended while we waited
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "acked", checkpoint):
@@ -163,21 +159,21 @@ class Leases:
             insert_decisions(connection, model, masked)
 
         try:
-            await self._ledger.apply(Consume(lease.buffer), write)
+            await self._ledger.apply(Consume(lease.batch), write)
         except ValueError as error:
-            raise Conflict(str(error), code="buffer_not_ready") from error
+            raise Conflict(str(error), code="batch_not_ready") from error
         if self._current is current:  # the next batch may be leased already
             self._current = None
 
-    async def _masked(self, buffer: int) -> list[Decision]:
-        """Return a decision for each reason why tokens of a buffer were masked. Reads them here, since all share the writer."""
-        if not self._ledger.rule.complete(buffer):
+    async def _masked(self, batch: int) -> list[Decision]:
+        """Return a decision for each reason why tokens of a batch were masked. Reads them here, since all share the writer."""
+        if not self._ledger.rule.complete(batch):
             return []  # the next request will be refused
-        entries = self._ledger.decision_log.entries(self._ledger.rule.entries(buffer))
+        entries = self._ledger.decision_log.entries(self._ledger.rule.entries(batch))
         await self._database.settled()  # the ledger knows a reward shortly before it is committed
         masks = await self._database.read(lambda c: self._reader.masks(c, entries))
         return [
-            Decision("masked", entry.group_id, episode_id, reason, entry.buffer, details={"tokens": tokens})
+            Decision("masked", entry.group_id, episode_id, reason, entry.batch, details={"tokens": tokens})
             for entry in entries
             for episode_id in entry.rewarded
             for reason, tokens in sorted(masks[episode_id].items())
@@ -187,7 +183,7 @@ class Leases:
         """Give the batch back untrained. The next lease is of the same batch, or of a later one if a version after it is already
         published."""
         try:
-            buffer = self._check(lease_id, fence).lease.buffer
+            batch = self._check(lease_id, fence).lease.batch
         except (Conflict, NotFound):
             if await self._ended(lease_id, fence, "nacked"):
                 return
@@ -198,8 +194,8 @@ class Leases:
         def write(connection: Connection) -> None:
             statements.end_lease(connection, model, fence, "nacked", reason=reason)
 
-        if self._ledger.rule.version > buffer:  # no weights are to come of the buffer
-            await self._ledger.apply(Returned(buffer), write)
+        if self._ledger.rule.version > batch:  # no weights are to come of the batch
+            await self._ledger.apply(Returned(batch), write)
         else:
             await self._database.submit(write)
 
@@ -212,16 +208,16 @@ class Leases:
         return row is not None and (row["fence"], row["state"], row["checkpoint"]) == expected
 
     def _check(self, lease_id: str, fence: int) -> _Current:
-        current, following = self._current, self._ledger.rule.next_buffer
+        current, following = self._current, self._ledger.rule.next_batch
         if current is None or current.lease.lease_id != lease_id:
             raise NotFound(f"no lease {lease_id!r} is held; lease again", code="no_lease")
         if current.lease.fence != fence:
             raise Conflict(f"fence {fence} is not that of {lease_id}", code="fenced")
-        if current.lease.buffer != following:
+        if current.lease.batch != following:
             raise NotFound(
-                f"{lease_id} has ended: buffer {current.lease.buffer} was passed over, the next to train is {following}",
+                f"{lease_id} has ended: batch {current.lease.batch} was passed over, the next to train is {following}",
                 code="no_lease",
             )
-        if current.over():
+        if current.expired():
             raise Conflict(f"{lease_id} has ended: it was not renewed in time", code="lease_expired")
         return current

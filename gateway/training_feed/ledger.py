@@ -27,7 +27,7 @@ from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
-    BufferReady,
+    BatchReady,
     Command,
     Consume,
     Consumed,
@@ -136,9 +136,9 @@ class StoredLedger:
     def _decide(self, event: Event) -> list[Command]:
         commands = self.rule.apply(event)
         if isinstance(event, Leased):
-            self.leased = event.buffer
+            self.leased = event.batch
         elif isinstance(event, Consume):
-            self.trained = event.buffer
+            self.trained = event.batch
         return commands
 
     def _on_commit(self, of_batch: bool, committed: asyncio.Future[None]) -> None:
@@ -167,7 +167,7 @@ class StoredLedger:
 
 def _is_of_batch(event: Event, commands: list[Command]) -> bool:
     """Return whether a batch was leased, given back, became whole, was trained or was passed over."""
-    of_batch = any(isinstance(command, BufferReady | Consumed | Skipped) for command in commands)
+    of_batch = any(isinstance(command, BatchReady | Consumed | Skipped) for command in commands)
     return of_batch or isinstance(event, Leased | Returned)
 
 

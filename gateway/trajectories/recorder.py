@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from sqlalchemy import Connection
@@ -24,7 +24,8 @@ from gateway.store import turns
 from gateway.store.commits import Rows
 from gateway.store.database import Database
 from gateway.store.records import CallRecord
-from gateway.trajectories.conversation import Chain, tool_call_id, tool_call_ids
+from gateway.trajectories.conversation import Chain
+from gateway.trajectories.episode_tree import ConversationEnd, EpisodeTree
 from gateway.trajectories.tree import START, TokenTree, TreePosition
 from gateway.trajectories.turn import Span, Turn
 from headgate.errors import Unavailable
@@ -91,53 +92,6 @@ class TurnDetails:
     """The time from `received_at` until the reply was whole; None: until it is recorded."""
 
 
-class _End(NamedTuple):
-    """The end of a conversation."""
-
-    call_id: str
-    place: TreePosition
-    switches: dict[str, Any]
-    """The switches with which the template wrote the prompt."""
-
-
-@dataclass(slots=True)
-class _EpisodeTree:
-    """An episode's tree, and where the conversations ended that it has responded."""
-
-    tree: TokenTree
-    ends: dict[bytes, list[_End]] = field(default_factory=dict)
-    """The replies that end a conversation, by its digest, the oldest first."""
-    pending: int = 0
-    """Turns in the tree that are not committed yet."""
-    broken: bool = False
-    """The store has other nodes in these places: nothing that was built upon this tree may be stored."""
-
-    def add_stored(self, nodes: Sequence[Node], calls: Sequence[CallRecord]) -> None:
-        """Add what the store has; its calls in any order."""
-        places = {node.index: self.tree.add(node) for node in nodes}
-        for call in sorted(calls, key=lambda call: call["node"]):
-            if call["digest"] and call["node"] in places:
-                end = _End(call["id"], places[call["node"]], call["used"].get("switches", {}))
-                self.add(call["digest"], end)
-
-    def add(self, digest: bytes, end: _End) -> None:
-        """Index the conversation that a reply ends."""
-        self.ends.setdefault(digest, []).append(end)
-
-    def end(
-        self, digest: bytes, messages: Sequence[Message], length: int, switches: Switches
-    ) -> TreePosition | None:
-        """Return the place where the first `length` messages end: among equal replies the one whose tool calls are named, else
-        the
-        newest. None if the conversation was written with other switches, since the template may write all of it differently."""
-        replies = [end for end in self.ends.get(digest, ()) if end.switches == switches.variables]
-        if not replies:
-            return None
-        named = tool_call_ids(messages, length) if len(replies) > 1 else set()
-        meant = [end.place for end in replies if tool_call_id(end.call_id, 0) in named]
-        return meant[-1] if meant else replies[-1].place
-
-
 class Exclusivity(Protocol):
     """What knows which processes serve an episode."""
 
@@ -161,11 +115,11 @@ class Recorder:
         self._database = database
         self._renderer = renderer
         self._model = model
-        self._lineages: dict[str, _EpisodeTree] = {}
+        self._trees: dict[str, EpisodeTree] = {}
 
     def begin(self, episode_id: str) -> None:
         """Add a new episode, which has nothing in the store."""
-        self._lineages[episode_id] = _EpisodeTree(TokenTree())
+        self._trees[episode_id] = EpisodeTree(TokenTree())
 
     async def prepare(
         self, episode_id: str, messages: list[Message], tools: Sequence[Tool], switches: Switches = NONE
@@ -175,28 +129,28 @@ class Recorder:
         Raise BadRequest if the template refuses the messages.
         """
         chain = await offload((messages, tools), lambda: Chain(messages, tools))
-        lineage = await self._lineage(episode_id)
+        episode = await self._episode_tree(episode_id)
         renderer = self._renderer.switched(switches)
         system = any(message["role"] in ("system", "developer") for message in messages[:1])
-        for known in range(len(messages) - 1 if lineage.ends else 0, 0, -1):
-            end = lineage.end(chain.digests[known], messages, known, switches)
+        for known in range(len(messages) - 1 if episode.ends else 0, 0, -1):
+            end = episode.end(chain.digests[known], messages, known, switches)
             if end is None:
                 continue
-            history, new = lineage.tree.path(end), messages[known:]
-            sampled_from = end.length - len(lineage.tree.nodes[end.node].ids)
+            history, new = episode.tree.path(end), messages[known:]
+            sampled_from = end.length - len(episode.tree.nodes[end.node].ids)
             bridge = partial(renderer.bridge, history, sampled_from, new, tools, system=system)
             suffix = await offload((new, tools), bridge)
             if suffix is not None:
                 added, images = unkeyed(np.asarray(suffix, np.int32), names_in(new), renderer.vision)
                 images = tuple(image._replace(offset=end.length + image.offset) for image in images)
                 ids = np.concatenate([history, added])
-                return Prompt(ids, chain, end, switches, (*lineage.tree.images(end), *images))
+                return Prompt(ids, chain, end, switches, (*episode.tree.images(end), *images))
             break
         rendered = await offload((messages, tools), lambda: _array(renderer.render(messages, tools)))
         ids, images = unkeyed(rendered, names_in(messages), renderer.vision)
         return Prompt(ids, chain, START, switches, images)
 
-    async def given(self, prompt: str | Sequence[int]) -> Prompt:
+    async def encode_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """Return a prompt that the caller made itself."""
         encode = self._renderer.encode
         ids = await offload(prompt, lambda: _array(encode(prompt) if isinstance(prompt, str) else prompt))
@@ -211,9 +165,9 @@ class Recorder:
         if the episode's run is over.
         """
         for tries in range(_TRIES):
-            lineage = await self._lineage(episode_id, reload=tries > 0)
+            episode = await self._episode_tree(episode_id, reload=tries > 0)
             try:
-                return await self._commit(lineage, episode_id, prompt, turn, details, reply)
+                return await self._commit(episode, episode_id, prompt, turn, details, reply)
             except _TreeChanged:
                 prompt.after = START  # the position belonged to the other tree
         raise Unavailable(
@@ -224,80 +178,80 @@ class Recorder:
 
     async def _commit(
         self,
-        lineage: _EpisodeTree,
+        episode: EpisodeTree,
         episode_id: str,
         prompt: Prompt,
         turn: Turn,
         details: TurnDetails,
         reply: Message | None,
     ) -> None:
-        nodes = self._nodes(lineage.tree, prompt, turn, details)
-        places = [lineage.tree.add(node) for node in nodes]
+        nodes = self._nodes(episode.tree, prompt, turn, details)
+        places = [episode.tree.add(node) for node in nodes]
         digest = b""
         if reply is not None and prompt.chain is not None:
             digest = prompt.chain.followed_by(reply)
-            lineage.add(digest, _End(turn.call_id, places[-1], prompt.switches.variables))
+            episode.add(digest, ConversationEnd(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
-        stored = nodes if turn.routes is None else turn.routes.on(nodes)
+        stored = nodes if turn.routes is None else turn.routes.attached_to(nodes)
         write = Rows(turns.insert_turns, (stored, row))
         if self._exclusivity is not None:
-            write = Rows(_insert, (lineage, ((stored, row), details.arrived)))
-        lineage.pending += 1
+            write = Rows(_insert, (episode, ((stored, row), details.arrived)))
+        episode.pending += 1
         try:
             await self._database.submit(write)
         except Exception:
-            self._forget(episode_id, lineage)  # the tree in memory must not hold what the store does not
+            self._forget(episode_id, episode)  # the tree in memory must not hold what the store does not
             raise
         finally:
-            lineage.pending -= 1
+            episode.pending -= 1
 
     def forget(self, episode_id: str) -> None:
         """Drop a closed episode's tree from memory."""
-        self._lineages.pop(episode_id, None)
+        self._trees.pop(episode_id, None)
 
-    def _forget(self, episode_id: str, lineage: _EpisodeTree) -> None:
-        if self._lineages.get(episode_id) is lineage:
-            del self._lineages[episode_id]
+    def _forget(self, episode_id: str, episode: EpisodeTree) -> None:
+        if self._trees.get(episode_id) is episode:
+            del self._trees[episode_id]
 
-    async def _lineage(self, episode_id: str, *, reload: bool = True) -> _EpisodeTree:
+    async def _episode_tree(self, episode_id: str, *, reload: bool = True) -> EpisodeTree:
         """Return the episode's tree; a fresh one has what other processes have added to it."""
-        known = not reload or self._exclusivity is None
+        known = True
         if (
-            not known and self._exclusivity is not None
+            reload and self._exclusivity is not None
         ):  # before the tree is read, so that no later turn is missed
             known = await self._exclusivity.serves_exclusively(episode_id)
-        while lineage := self._lineages.get(episode_id):
+        while episode := self._trees.get(episode_id):
             if not known:
-                await self._refresh(episode_id, lineage)
-            if self._lineages.get(episode_id) is lineage:
-                return lineage
+                await self._refresh(episode_id, episode)
+            if self._trees.get(episode_id) is episode:
+                return episode
         nodes, calls = await self._database.read(
             lambda c: (
                 turns.nodes(c, self._model, [episode_id])[episode_id],
                 turns.calls(c, episode_id, self._model),
             )
         )
-        if lineage := self._lineages.get(episode_id):  # another call may have loaded it first
-            return lineage
-        lineage = _EpisodeTree(TokenTree())
-        lineage.add_stored(nodes, calls)
-        self._lineages[episode_id] = lineage
-        return lineage
+        if episode := self._trees.get(episode_id):  # another call may have loaded it first
+            return episode
+        episode = EpisodeTree(TokenTree())
+        episode.add_stored(nodes, calls)
+        self._trees[episode_id] = episode
+        return episode
 
-    async def _refresh(self, episode_id: str, lineage: _EpisodeTree) -> None:
-        """Take what others have committed since, behind our own turns once these are committed."""
-        while lineage.pending:
+    async def _refresh(self, episode_id: str, episode: EpisodeTree) -> None:
+        """Add what other processes have committed since, once the turns of this process are committed."""
+        while episode.pending:
             await self._database.settled()
-        known = len(lineage.tree.nodes)
+        known = len(episode.tree.nodes)
 
         def read(connection: Connection) -> tuple[list[Node], list[CallRecord]]:
             nodes = turns.nodes_since(connection, self._model, episode_id, known)
             return nodes, turns.calls_since(connection, self._model, episode_id, known) if nodes else []
 
         nodes, calls = await self._database.read(read)
-        as_it_was = len(lineage.tree.nodes) == known and not (lineage.pending or lineage.broken)
-        if nodes and as_it_was:
-            lineage.add_stored(nodes, calls)
+        unchanged = len(episode.tree.nodes) == known and not (episode.pending or episode.broken)
+        if nodes and unchanged:
+            episode.add_stored(nodes, calls)
 
     @staticmethod
     def _nodes(tree: TokenTree, prompt: Prompt, turn: Turn, details: TurnDetails) -> list[Node]:
@@ -364,13 +318,13 @@ class _TreeChanged(Exception):
     """Another process has put nodes where these were to be."""
 
 
-def _insert(connection: Connection, made: Sequence[tuple[_EpisodeTree, tuple[turns.Turn, float]]]) -> None:
+def _insert(connection: Connection, made: Sequence[tuple[EpisodeTree, tuple[turns.Turn, float]]]) -> None:
     """Store turns whose episodes other processes may write to. Runs in the writer's thread, in the order of submission.
 
     If one of several fails, nothing is stored, and each is written alone (`Committer.commit`): that finds the broken tree.
     """
     try:
-        if any(lineage.broken for lineage, _ in made):
+        if any(episode.broken for episode, _ in made):
             raise _TreeChanged
         turns.insert_shared_turns(connection, [turn for _, turn in made])
     except Exception as error:

@@ -17,11 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.render.images import keyed
-from headgate.types import (
-    ImageSpan,
-    Int32Array,
-    Node,
-)
+from headgate.types import ImageSpan, Int32Array, Node
 
 ROOT = -1
 _NOTHING = 2**31

@@ -78,7 +78,7 @@ class TurnRoutes:
             return None
         return PackedRoutes(found.tobytes(), len(self._routers.layers), self._routers.top_k, self._dtype)
 
-    def on(self, nodes: Sequence[Node]) -> list[Node]:
+    def attached_to(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes of the turn with their routes in the stored form (`gateway/store/routes.py`)."""
         end = self._prompt + len(nodes[-1].ids)
         found: list[Node] = []

@@ -17,8 +17,8 @@ from headgate.errors import EngineError
 _RETRY_S = 0.2
 
 
-async def load_adapter(slot: Slot, weights: Weights, path: str, most: int) -> None:
-    """Load a version's adapter; first unload the oldest ones if the engine has `most` of them. Raise EngineError.
+async def load_adapter(slot: Slot, weights: Weights, path: str, max_adapters: int) -> None:
+    """Load a version's adapter; first unload the oldest ones if the engine has `max_adapters` of them. Raise EngineError.
 
     The requests of the oldest adapters are given back and continue under a newer one; those that cannot move are waited for.
     The same holds for requests under the engine's own weights before the first adapter, for which the engine must be held.
@@ -29,7 +29,7 @@ async def load_adapter(slot: Slot, weights: Weights, path: str, most: int) -> No
     if not slot.adapter:
         await _vacate(slot, slot.version)
     others = [version for version in slot.adapters if version != weights.version]
-    for version in sorted(others)[: max(0, len(others) - most + 1)]:
+    for version in sorted(others)[: max(0, len(others) - max_adapters + 1)]:
         await _vacate(slot, version)
         await engine.unload_adapter(slot.adapters[version])
         del slot.adapters[version]

@@ -22,12 +22,7 @@ from gateway.generation.slot import Slot
 from gateway.updates.adapters import load_adapter
 from gateway.updates.collective import Collective
 from gateway.updates.weights_check import Weights
-from headgate.errors import (
-    EngineError,
-    NotComparable,
-    WeightsMissed,
-    WeightsUnavailable,
-)
+from headgate.errors import EngineError, NotComparable, WeightsMissed, WeightsUnavailable
 from headgate.weights.fan_out import fan_out
 from headgate.weights.manifest import MANIFEST, published_tensors
 from headgate.weights.mirror import Mirror

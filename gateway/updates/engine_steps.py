@@ -12,11 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from gateway.config import (
-    EngineSettings,
-    ModelSettings,
-    UpdateSettings,
-)
+from gateway.config import EngineSettings, ModelSettings, UpdateSettings
 from gateway.engines.base import Engine, Level
 from gateway.engines.process import RETURN_ROUTES, EngineProcess, connect
 from gateway.generation.peers import Peers
@@ -105,26 +101,29 @@ class EngineSteps:
         self._reports = {key: report for key, report in self._reports.items() if key[1] > version}
         return found
 
-    def quarantine(self, do: StepCommand) -> None:
+    def quarantine(self, command: StepCommand) -> None:
         """Put an engine out of service immediately; its requests continue in other engines."""
-        slot = self._pool.slots.get(do.engine)
+        slot = self._pool.slots.get(command.engine)
         if slot is not None:
             if slot.state != "draining":
-                self._report(do.engine, do.version).failure = do.reason
-            slot.fail(do.reason, given_up=do.step == "quarantine")
+                self._report(command.engine, command.version).failure = command.reason
+            slot.fail(command.reason, given_up=command.step == "quarantine")
             self._pool.notify()
             self._peers.send_slot(self._pool.model, slot)
 
-    async def run(self, do: StepCommand) -> None:
+    async def run(self, command: StepCommand) -> None:
         """Carry out a step. Raise EngineError, with what went wrong."""
-        slot, seconds = self._pool.slots[do.engine], self._report(do.engine, do.version).seconds
+        slot, seconds = (
+            self._pool.slots[command.engine],
+            self._report(command.engine, command.version).seconds,
+        )
         started = time.monotonic()
         try:
-            await self._steps[do.step](slot, self._weights[do.version])
+            await self._steps[command.step](slot, self._weights[command.version])
         except (ChildDied, TimeoutError) as error:
             raise EngineError(str(error)) from error
         finally:
-            seconds[do.step] = seconds.get(do.step, 0.0) + time.monotonic() - started
+            seconds[command.step] = seconds.get(command.step, 0.0) + time.monotonic() - started
 
     def _report(self, engine: str, version: int) -> UpdateReport:
         return self._reports.setdefault((engine, version), UpdateReport(engine, version))

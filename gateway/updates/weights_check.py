@@ -14,20 +14,8 @@ from headgate.errors import Unprocessable
 from headgate.json_depth import loads
 from headgate.types import Probe
 from headgate.weights import adapter as adapters
-from headgate.weights.manifest import (
-    MANIFEST,
-    READABLE,
-    TENSORS,
-    difference,
-)
-from headgate.weights.tensors import (
-    INDEX,
-    Malformed,
-    Scan,
-    misfit,
-    tensors_of,
-    weight_map,
-)
+from headgate.weights.manifest import MANIFEST, READABLE, TENSORS, difference
+from headgate.weights.tensors import INDEX, Malformed, Scan, misfit, tensors_of, weight_map
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,14 +197,14 @@ class GatewayClient:
         await self._post_lease(lease, "nack", model, reason=reason)
 
     async def batches(self, model: str | None = None) -> list[dict[str, Any]]:
-        """Return the trained batches, in order: buffer, groups, trained_at (seconds since the epoch)."""
+        """Return the trained batches, in order: batch, groups, trained_at (seconds since the epoch)."""
         return (await self._json("GET", "/batches", params=_model_query(model)))["batches"]
 
-    async def batch_groups(self, buffer: int, model: str | None = None) -> tuple[Group, ...]:
+    async def batch_groups(self, batch: int, model: str | None = None) -> tuple[Group, ...]:
         """Return the groups of a trained batch, in the order and form of its lease. Only the flag ORPHANED may differ: it is
         the present one. Raise `GatewayRefused` with status 404 if the batch was not trained.
         """
-        response = await self._send("GET", f"/batches/{buffer}/groups", params=_model_query(model))
+        response = await self._send("GET", f"/batches/{batch}/groups", params=_model_query(model))
         return _leased(response).groups
 
     async def staleness(self, model: str | None = None) -> dict[str, Any]:

@@ -4,19 +4,19 @@ A rule adds its decisions: how many groups may start now (`quota`), in which ord
 (`rank`, `may_enter`), and from which age on a group is given up (`max_age`).
 
 A group has the version that was the newest when it started. It runs until all its members are settled. If it can teach anything
-(`GroupRow.worthless`) it is *finished*, and *enters* batch `next_buffer`, immediately or later; else it is dropped. It is *live*
+(`GroupRow.worthless`) it is *finished*, and *enters* batch `next_batch`, immediately or later; else it is dropped. It is *live*
 until its batch was trained.
 
 Invariants, after every event:
-- only batch `next_buffer` has entries. They only grow, are `Occupied` in their order, and are complete at `settings.batch`;
+- only batch `next_batch` has entries. They only grow, are `Occupied` in their order, and are complete at `settings.batch`;
 - each group has one `Occupied` or `GroupDropped`, and a group that entered has only `Consumed` or `Skipped` after it;
 - a group that may enter and finds room has entered;
-- `next_buffer >= version`, unless batch `next_buffer` is leased and complete: then it was trained and waits for its `Consume`.
+- `next_batch >= version`, unless batch `next_batch` is leased and complete: then it was trained and waits for its `Consume`.
   Otherwise a `Publish` that leaves the batch behind loses its entries (`Skipped`); groups that did not enter yet stay, if they
   are not too old;
 - where `max_age` is a number, no group enters batch b whose version is less than b - `max_age`.
 
-The batch of a group is not known in advance. `Admit.buffer` is the one it will be in if groups finish in the order in
+The batch of a group is not known in advance. `Admit.batch` is the one it will be in if groups finish in the order in
 which they start and none is dropped. `Occupied` names the one it is in.
 """
 
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduler.policies.staleness_base import StalenessRule
-from scheduler.policies.staleness_events import BufferReady, Command, Consumed, Join, Occupied, Skipped
-from scheduler.policies.staleness_state import BufferRow, GroupRow, LedgerSettings
+from scheduler.policies.staleness_events import BatchReady, Command, Consumed, Join, Occupied, Skipped
+from scheduler.policies.staleness_state import BatchRow, GroupRow, LedgerSettings
 
 
 @dataclass(slots=True)
@@ -71,14 +71,19 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return self.settings.batch
 
     @property
+    def next_buffer(self) -> int:
+        """Return `next_batch`, under the name by which the simulator's frozen baselines read it."""
+        return self.next_batch
+
+    @property
     def running(self) -> int:
         """Groups that run."""
         return sum(self._running.values())
 
     @property
     def untrained(self) -> int:
-        """Finished groups that were not trained, in batch `next_buffer` or not yet in a batch."""
-        entered = 0 if self.version > self.next_buffer else len(self._entries)
+        """Finished groups that were not trained, in batch `next_batch` or not yet in a batch."""
+        entered = 0 if self.version > self.next_batch else len(self._entries)
         return entered + len(self._finished)
 
     @property
@@ -89,7 +94,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     @property
     def first_untrained(self) -> int:
         """The first batch that was not trained."""
-        return max(self.version, self.next_buffer)
+        return max(self.version, self.next_batch)
 
     def budget(self, batches: int) -> int:
         """Return how many groups may start so that live ones are trained at most `batches` batches after the newest version."""
@@ -112,29 +117,29 @@ class GroupQueue(StalenessRule[QueuedGroup]):
 
     # Queries
 
-    def buffers(self) -> list[BufferRow]:
+    def batches(self) -> list[BatchRow]:
         """Return every batch that is not consumed and can hold a group, in order.
 
         Groups that did not enter are shown as reserved, as if they were to enter in turn.
         """
         entered, waiting = len(self._entries), self.running + len(self._finished)
         room = waiting + self.free_slots()
-        rows: list[BufferRow] = []
-        buffer = self.next_buffer
+        rows: list[BatchRow] = []
+        batch = self.next_batch
         while not rows or room > 0:
             reserved = min(self.batch - entered, waiting)
-            rows.append(self._row(buffer, entered, reserved))
+            rows.append(self._row(batch, entered, reserved))
             room, waiting = room - (self.batch - entered), waiting - reserved
-            buffer, entered = max(buffer + 1, self.version), 0
+            batch, entered = max(batch + 1, self.version), 0
         return rows
 
-    def entries(self, buffer: int) -> tuple[str, ...]:
-        """Return the groups in batch `next_buffer`, in order of entry; no other batch has any."""
-        return tuple(self._entries) if buffer == self.next_buffer else ()
+    def entries(self, batch: int) -> tuple[str, ...]:
+        """Return the groups in batch `next_batch`, in order of entry; no other batch has any."""
+        return tuple(self._entries) if batch == self.next_batch else ()
 
-    def complete(self, buffer: int) -> bool:
+    def complete(self, batch: int) -> bool:
         """Return true if the batch gets no more groups and can be trained."""
-        return buffer == self.next_buffer and len(self._entries) == self.batch
+        return batch == self.next_batch and len(self._entries) == self.batch
 
     def free_slots(self) -> int:
         """Return how many new groups could start now."""
@@ -145,8 +150,8 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     def _start(self, event: Join) -> QueuedGroup | None:
         if self.free_slots() == 0:
             return None
-        buffer = self.first_untrained + self.live // self.batch
-        group = QueuedGroup(event.group_id, event.size, self.version, buffer, number=self._started)
+        batch = self.first_untrained + self.live // self.batch
+        group = QueuedGroup(event.group_id, event.size, self.version, batch, number=self._started)
         self._started += 1
         self._running[self.version] = self._running.get(self.version, 0) + 1
         return group
@@ -169,32 +174,32 @@ class GroupQueue(StalenessRule[QueuedGroup]):
             del self._running[group.version]
 
     def _fill(self) -> list[Command]:
-        """Let groups enter batch `next_buffer` while it has room."""
-        if self.complete(self.next_buffer):
+        """Let groups enter batch `next_batch` while it has room."""
+        if self.complete(self.next_batch):
             return []
         commands: list[Command] = []
         while len(self._entries) < self.batch and self._finished and self.may_enter(self._finished[0]):
             group = self._finished.pop(0)
-            group.buffer, group.state = self.next_buffer, "occupied"
-            commands.append(Occupied(group.group_id, self.next_buffer, len(self._entries)))
+            group.batch, group.state = self.next_batch, "occupied"
+            commands.append(Occupied(group.group_id, self.next_batch, len(self._entries)))
             self._entries.append(group.group_id)
-        if self.complete(self.next_buffer):
-            commands.append(BufferReady(self.next_buffer))
+        if self.complete(self.next_batch):
+            commands.append(BatchReady(self.next_batch))
         return commands
 
     # Train
 
-    def _trained(self, buffer: int) -> list[Command]:
-        consumed = Consumed(buffer, self.entries(buffer))
-        self._pass(buffer + 1)
+    def _trained(self, batch: int) -> list[Command]:
+        consumed = Consumed(batch, self.entries(batch))
+        self._pass(batch + 1)
         return [consumed, *self._published()]
 
     def _published(self) -> list[Command]:
         """Skip, expire and fill after a batch or a version."""
         commands: list[Command] = []
-        trained = self.leased and self.complete(self.next_buffer)
-        if self.version > self.next_buffer and not trained:
-            commands.append(Skipped(self.next_buffer, self.version, self.entries(self.next_buffer)))
+        trained = self.leased and self.complete(self.next_batch)
+        if self.version > self.next_batch and not trained:
+            commands.append(Skipped(self.next_batch, self.version, self.entries(self.next_batch)))
             self._pass(self.version)
         return [*self._expire(), *commands, *self._fill()]
 
@@ -208,14 +213,14 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     def _pass(self, first: int) -> None:
         for group_id in self._entries:
             self._forget(group_id)
-        self.next_buffer, self.leased, self._entries = first, False, []
+        self.next_batch, self.leased, self._entries = first, False, []
 
-    def _row(self, buffer: int, entered: int, reserved: int) -> BufferRow:
+    def _row(self, batch: int, entered: int, reserved: int) -> BatchRow:
         full: Literal["READY", "STUCK"] = "READY" if entered == self.batch else "STUCK"
-        return BufferRow(
-            buffer,
+        return BatchRow(
+            batch,
             full if entered + reserved == self.batch else "PENDING",
             entered,
             reserved,
-            self.leased and buffer == self.next_buffer,
+            self.leased and batch == self.next_batch,
         )

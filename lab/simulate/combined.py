@@ -180,7 +180,7 @@ class Combined:
         """Return the version of the engine that would sample a new group's call; None: the group gets the newest."""
         if self._knobs.admit == "newest":
             return None
-        return self._placement.admitting(max(world.rule.next_buffer - world.scenario.eta, 0))
+        return self._placement.admitting(max(world.rule.next_batch - world.scenario.eta, 0))
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
         """Report new calls, and those that an engine gave back."""
@@ -214,7 +214,7 @@ class Combined:
     def on_ready(self, world: World) -> None:
         """Claim the trainer's nodes when the batch is complete or all were recalled; train once it has them."""
         claimable = all(role.claimable for role in self._roles.values())
-        if not self._claims and (claimable or world.rule.complete(world.rule.next_buffer)):
+        if not self._claims and (claimable or world.rule.complete(world.rule.next_batch)):
             self._fill(world)
             self._claim()
         self._do_all(world)
@@ -225,7 +225,7 @@ class Combined:
     def on_trained(self, world: World) -> None:
         """Push the weights into host memory, from where they travel in the background, and release the nodes."""
         transfers = world.transfers
-        batch = [world.groups[name] for name in world.rule.entries(world.rule.next_buffer)]
+        batch = [world.groups[name] for name in world.rule.entries(world.rule.next_batch)]
         samples = [sample for group in batch for sample in group.samples if not sample.dropped]
         tokens = sum(world.scenario.trained(sample.context) for sample in samples)
         busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, world.recompute)

@@ -69,7 +69,7 @@ class Meter:
         self._book_trainer(now)
         self._trainer = (role, now)
 
-    def trained(self, now: float, buffer: int, groups: Sequence[Group]) -> None:
+    def trained(self, now: float, batch: int, groups: Sequence[Group]) -> None:
         """Count a trained batch."""
         ages: Counter[int] = Counter()
         for sample in [sample for group in groups for sample in group.samples]:
@@ -77,11 +77,11 @@ class Meter:
                 self.wasted += sample.tokens
                 continue
             for version, tokens in sample.spans:
-                ages[buffer - version] += tokens
+                ages[batch - version] += tokens
         self.tokens.append(ages.total())
         self.ends.append(now)
         self.staleness.append(ages)
-        self.group_staleness.append(max((buffer - group.version for group in groups), default=0))
+        self.group_staleness.append(max((batch - group.version for group in groups), default=0))
         self._book_trainer(now)
         self._marks.append((now, self._seconds(now), self.sampled, self.wasted))
 

@@ -5,7 +5,7 @@ calls, ends of switches and steps, results of tools, and a tick each second for 
 Everything follows from the seed, the scenario and the policy: two runs are equal to the last bit. Invariants:
 - a sample is in one place: an engine, held, with a tool, on its way to an engine that opens, or over;
 - an engine samples with the version that it was last given, and is open, loading, asleep or on its way between the two;
-- the trainer trains buffer `rule.next_buffer` and nothing else, and only groups that occupy it;
+- the trainer trains batch `rule.next_batch` and nothing else, and only groups that occupy it;
 - every sampled token is trained, wasted or underway at the end (`Meter`), once.
 
 `World` calls the hooks of its `Policy` at every event; the policy responds by calling the world's verbs:
@@ -148,7 +148,7 @@ class World:
             self._after(1.0, self._second)
         self._calm()
         batch = 0
-        while self.rule.next_buffer < batches:
+        while self.rule.next_batch < batches:
             if not self._events or (self.policy.ticks and len(self._events) == 1 and self._stands()):
                 raise Stalled(self._where())
             self.now, _, happen = heappop(self._events)
@@ -157,8 +157,8 @@ class World:
             while self._events and self._events[0][0] == self.now:
                 heappop(self._events)[2]()
             self._calm()
-            if self.rule.next_buffer > batch:
-                batch = self.rule.next_buffer
+            if self.rule.next_batch > batch:
+                batch = self.rule.next_batch
                 progress(batch, self.now)
         self.meter.end(self.now, self._underway(), self.hosts)
         return self.meter
@@ -278,9 +278,9 @@ class World:
 
     def ready(self) -> int:
         """Return how many groups of the batch the trainer could begin with now."""
-        buffer = self.rule.next_buffer
-        entered = len(self.rule.entries(buffer))
-        if self.rule.complete(buffer):
+        batch = self.rule.next_batch
+        entered = len(self.rule.entries(batch))
+        if self.rule.complete(batch):
             return entered - len(self._trained)
         parts = self.stream
         part = -(-self.scenario.batch // parts) if parts else 0
@@ -291,10 +291,10 @@ class World:
         """Train the groups that are ready."""
         assert self.trainer in ("waiting", "claiming") and self.ready()
         assert all(host.state == "asleep" for host in self.hosts if host.shared) or not self.layout.both
-        buffer = self.rule.next_buffer
+        batch = self.rule.next_batch
         if not self._trained:
-            self._apply_event(Leased(buffer))
-        names = self.rule.entries(buffer)[len(self._trained) :][: self.ready()]
+            self._apply_event(Leased(batch))
+        names = self.rule.entries(batch)[len(self._trained) :][: self.ready()]
         self._trained += names
         samples = [s for name in names for s in self.groups[name].samples if not s.dropped]
         tokens = sum(self.scenario.trained(sample.context) for sample in samples)
@@ -305,17 +305,17 @@ class World:
     def publish(self, blocked_s: float, delay_s: float = 0.0) -> None:
         """Publish the step's weights, which arrive after `delay_s`; the trainer does nothing for `blocked_s`."""
         assert self.trainer == "trained"
-        buffer = self.rule.next_buffer
+        batch = self.rule.next_batch
         self._trainer_is("blocked")
         self._after(blocked_s, lambda: self._trainer_is("waiting"))
-        trained = [self.groups.pop(name) for name in self.rule.entries(buffer)]
-        self.meter.trained(self.now, buffer, trained)
+        trained = [self.groups.pop(name) for name in self.rule.entries(batch)]
+        self.meter.trained(self.now, batch, trained)
         self._trained = []
         if not delay_s:
-            self._arrive(buffer + 1)
-        self._apply_event(Consume(buffer))
+            self._arrive(batch + 1)
+        self._apply_event(Consume(batch))
         if delay_s:
-            self._after(delay_s, lambda: self._arrive(buffer + 1))
+            self._after(delay_s, lambda: self._arrive(batch + 1))
 
     # Events
 
@@ -431,8 +431,8 @@ class World:
 
     def _part_done(self) -> None:
         self._trainer_is("waiting")
-        buffer = self.rule.next_buffer
-        if self.rule.complete(buffer) and len(self._trained) == len(self.rule.entries(buffer)):
+        batch = self.rule.next_batch
+        if self.rule.complete(batch) and len(self._trained) == len(self.rule.entries(batch)):
             self._trainer_is("training")
             self._after(self.scenario.trainer.step_s, self._step_done)
 
@@ -593,7 +593,7 @@ class World:
     def _where(self) -> str:
         states = ", ".join(sorted({host.state for host in self.hosts}))
         return (
-            f"{self.policy.name}: batch {self.rule.next_buffer} is never trained; the trainer is {self.trainer}, "
+            f"{self.policy.name}: batch {self.rule.next_batch} is never trained; the trainer is {self.trainer}, "
             f"engines are {states}, {len(self.held)} samples are held, {self.rule.free_slots()} groups could start"
         )
 

@@ -111,7 +111,7 @@ def _observation(now: float, status: dict[str, Any]) -> Observation:
     at_work = [
         row for row in status["engines"] if row["model"] == status["model"] and row["state"] in _AT_WORK
     ]
-    filling = any(row["state"] not in _READY for row in status["buffers"])
+    filling = any(row["state"] not in _READY for row in status["batches"])
     return Observation(now, status["version"], filling, len(at_work), trained)
 
 

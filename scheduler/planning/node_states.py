@@ -20,7 +20,7 @@ from typing import Any
 from scheduler.planning.timeline import Kind, Step, Timeline, intervals_of
 
 _ENGINE = ("StepCommand", "StepResult", "Opened", "Closed", "Asleep", "Removed", "Added")
-_BATCH = ("Leased", "BufferReady", "Published", "UpdateResult", "Consume")
+_BATCH = ("Leased", "BatchReady", "Published", "UpdateResult", "Consume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +220,11 @@ class Nodes:
         if moment.type == "Works":
             trainer.kind = value["kind"]
         elif moment.type == "Leased":
-            trainer.leased = value["buffer"]
-        elif moment.type == "BufferReady":
-            trainer.complete = max(trainer.complete, value["buffer"])
+            trainer.leased = value["batch"]
+        elif moment.type == "BatchReady":
+            trainer.complete = max(trainer.complete, value["batch"])
         elif moment.type == "Consume":
-            trainer.ended(Step(value["buffer"], moment.at))
+            trainer.ended(Step(value["batch"], moment.at))
         if model not in self._with_metrics and moment.type != "Works":
             trainer.kind = _kind_without_metrics(trainer, moment.type)
         return [name for name, node in self._nodes.items() if node.trainer == model]

@@ -58,7 +58,7 @@ def read_metrics(path: Path) -> TrainerRecord:
             blocks += [
                 Block(_BLOCKS.get(name, "train"), float(start), float(end)) for name, start, end in spans
             ]
-            steps[int(record["buffer"])] = Step(int(record["buffer"]), float(record["time"]))
+            steps[int(record["batch"])] = Step(int(record["batch"]), float(record["time"]))
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise BadMetrics(f"{path}: line {number} is not a record of a trainer: {error!r}") from error
     return TrainerRecord(tuple(sorted(blocks, key=lambda block: block.start)), tuple(steps.values()))
@@ -127,16 +127,16 @@ class _Batches:
             return
         model = filling["model"]
         before = self._before.get(model, {"trained": filling["trained"], "leased": -1, "whole": -1})
-        whole = filling["buffer"] if filling["groups"] >= filling["size"] > 0 else before["whole"]
+        whole = filling["batch"] if filling["groups"] >= filling["size"] > 0 else before["whole"]
         self._before[model] = {**filling, "whole": whole}
         now = (
             ("Consume", filling["trained"], before["trained"]),
             ("Leased", filling["leased"], before["leased"]),
-            ("BufferReady", whole, before["whole"]),
+            ("BatchReady", whole, before["whole"]),
         )
-        for kind, buffer, last in now:
-            if buffer > last:
-                yield Moment(at, {"type": kind, "buffer": buffer}, model)
+        for kind, batch, last in now:
+            if batch > last:
+                yield Moment(at, {"type": kind, "batch": batch}, model)
 
 
 def _worked(records: Mapping[str, TrainerRecord]) -> Iterator[Moment]:

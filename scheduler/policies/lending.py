@@ -167,7 +167,7 @@ def waiting(wait_s: float) -> str:
 class _Fill:
     """The fill of the batches at one time."""
 
-    buffer: int
+    batch: int
     groups: int
     whole: bool
     ahead: int
@@ -194,13 +194,13 @@ class Pace:
     _sum: float = 0.0
     _weight: float = 0.0
 
-    def update(self, now_s: float, buffer: int, groups: int, size: int, ahead: int = 0) -> None:
+    def update(self, now_s: float, batch: int, groups: int, size: int, ahead: int = 0) -> None:
         """Count the rewarded groups, of `size`, and those of the next batch (`ahead`; 0 if unknown, then they count with their
         batch)."""
-        last, self._last = self._last, _Fill(buffer, groups, groups >= size, ahead)
+        last, self._last = self._last, _Fill(batch, groups, groups >= size, ahead)
         self.left = max(size - groups, 0)
-        follows = last is not None and last.whole and last.buffer == buffer - 1
-        if last is None or (last.buffer != buffer and not follows):
+        follows = last is not None and last.whole and last.batch == batch - 1
+        if last is None or (last.batch != batch and not follows):
             self._since, self._came = now_s, 0  # the first group of the batch, or one was missed
             return
         if last.whole:

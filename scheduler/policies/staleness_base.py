@@ -33,7 +33,7 @@ from scheduler.policies.staleness_events import (
     StuckAction,
     Unstick,
 )
-from scheduler.policies.staleness_state import BufferRow, GroupRow, LedgerSettings
+from scheduler.policies.staleness_state import BatchRow, GroupRow, LedgerSettings
 
 G = TypeVar("G", bound=GroupRow)
 DROPPED_KEPT = 1024
@@ -42,7 +42,7 @@ DROPPED_KEPT = 1024
 class StalenessRule(ABC, Generic[G]):
     """The groups of one model, and the rule that decides about them.
 
-    `version` is the newest published version, `next_buffer` the next batch to train, `leased` whether a trainer has it.
+    `version` is the newest published version, `next_batch` the next batch to train, `leased` whether a trainer has it.
     """
 
     max_age: int | None = None
@@ -51,7 +51,7 @@ class StalenessRule(ABC, Generic[G]):
     def __init__(self, settings: LedgerSettings, spare_members: int = 0) -> None:
         self.settings = settings
         self.version = 0
-        self.next_buffer = 0
+        self.next_batch = 0
         self.leased = False
         self._spare_members = spare_members
         self._groups: dict[str, G] = {}
@@ -70,16 +70,16 @@ class StalenessRule(ABC, Generic[G]):
                 return self._settle(event)
             case CloseGroup(group_id):
                 return self._close(group_id)
-            case Leased(buffer):
-                return self._lease(buffer)
-            case Returned(buffer):
-                return self._return(buffer)
-            case Consume(buffer):
-                return self._consume(buffer)
+            case Leased(batch):
+                return self._lease(batch)
+            case Returned(batch):
+                return self._return(batch)
+            case Consume(batch):
+                return self._consume(batch)
             case Publish(version):
                 return self._publish(version)
-            case Unstick(buffer, action):
-                return self._unstick(buffer, action)
+            case Unstick(batch, action):
+                return self._unstick(batch, action)
             case _:
                 assert_never(event)
 
@@ -90,15 +90,15 @@ class StalenessRule(ABC, Generic[G]):
         return list(self._groups.values())
 
     @abstractmethod
-    def entries(self, buffer: int) -> tuple[str, ...]:
-        """Return the known groups of a batch, in order. Those of batch `next_buffer` only grow, until it is `complete`."""
+    def entries(self, batch: int) -> tuple[str, ...]:
+        """Return the known groups of a batch, in order. Those of batch `next_batch` only grow, until it is `complete`."""
 
     @abstractmethod
-    def complete(self, buffer: int) -> bool:
+    def complete(self, batch: int) -> bool:
         """Return true if the batch gets no more groups and can be trained."""
 
     @abstractmethod
-    def buffers(self) -> list[BufferRow]:
+    def batches(self) -> list[BatchRow]:
         """Return every batch that is not consumed and can have groups, in order."""
 
     @abstractmethod
@@ -124,14 +124,14 @@ class StalenessRule(ABC, Generic[G]):
         """Return the commands for a group one of whose members has settled, or that was closed."""
 
     @abstractmethod
-    def _trained(self, buffer: int) -> list[Command]:
-        """Return the commands when batch `next_buffer` was trained."""
+    def _trained(self, batch: int) -> list[Command]:
+        """Return the commands when batch `next_batch` was trained."""
 
     @abstractmethod
     def _published(self) -> list[Command]:
         """Return the commands for batches that lie before `version`, which is new, or whose first was given back."""
 
-    def _unstick(self, buffer: int, action: StuckAction) -> list[Command]:
+    def _unstick(self, batch: int, action: StuckAction) -> list[Command]:
         raise ValueError("only the rule `staleflow` gives up groups of a batch that is stuck")
 
     # Groups
@@ -151,7 +151,7 @@ class StalenessRule(ABC, Generic[G]):
             return [Refuse(event.episode_id, reason)]
         group.members[event.episode_id] = "open"
         self._group_of[event.episode_id] = event.group_id
-        return [Admit(event.episode_id, event.group_id, group.buffer, group.version)]
+        return [Admit(event.episode_id, event.group_id, group.batch, group.version)]
 
     def _settle(self, event: Finish | Reward | Drop) -> list[Command]:
         if event.episode_id not in self._group_of:
@@ -186,24 +186,24 @@ class StalenessRule(ABC, Generic[G]):
 
     # Batches
 
-    def _lease(self, buffer: int) -> list[Command]:
-        if buffer != self.next_buffer:
-            raise ValueError(f"lease of buffer {buffer}: the next to train is {self.next_buffer}")
+    def _lease(self, batch: int) -> list[Command]:
+        if batch != self.next_batch:
+            raise ValueError(f"lease of batch {batch}: the next to train is {self.next_batch}")
         self.leased = True
         return []
 
-    def _return(self, buffer: int) -> list[Command]:
-        if buffer != self.next_buffer:
-            raise ValueError(f"buffer {buffer} given back: the next to train is {self.next_buffer}")
+    def _return(self, batch: int) -> list[Command]:
+        if batch != self.next_batch:
+            raise ValueError(f"batch {batch} given back: the next to train is {self.next_batch}")
         self.leased = False
         return self._published()
 
-    def _consume(self, buffer: int) -> list[Command]:
-        if buffer != self.next_buffer:
-            raise ValueError(f"buffer {buffer} trained: the next to train is {self.next_buffer}")
-        if not self.complete(buffer):
-            raise ValueError(f"buffer {buffer} trained: it is not complete")
-        return self._trained(buffer)
+    def _consume(self, batch: int) -> list[Command]:
+        if batch != self.next_batch:
+            raise ValueError(f"batch {batch} trained: the next to train is {self.next_batch}")
+        if not self.complete(batch):
+            raise ValueError(f"batch {batch} trained: it is not complete")
+        return self._trained(batch)
 
     def _publish(self, version: int) -> list[Command]:
         if version <= self.version:

@@ -1,8 +1,8 @@
 """Events and commands of the staleness ledger: frozen values with a JSON form.
 
 A group is dropped (`GroupDropped`) for one of these reasons: too_few_rewards; zero_variance (its rewards are equal, so it teaches
-nothing); nothing_to_train (no token of its rewarded members can be trained); stale (its buffer was skipped); no_room (every
-buffer within its bound is complete); surplus (other groups were faster); retry and truncated (see `Unstick`). A member
+nothing); nothing_to_train (no token of its rewarded members can be trained); stale (its batch was skipped); no_room (every
+batch within its bound is complete); surplus (other groups were faster); retry and truncated (see `Unstick`). A member
 (`MemberDropped`): surplus (other members were faster), or the reason of its `Drop`.
 """
 
@@ -66,23 +66,23 @@ class CloseGroup:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The trainer works on buffer `next_buffer`. Once the buffer is complete, a `Publish` no longer skips it."""
+    """The trainer works on batch `next_batch`. Once the batch is complete, a `Publish` no longer skips it."""
 
-    buffer: int
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The trainer gives buffer `next_buffer` back untrained. It is skipped if a version after it is published already."""
+    """The trainer gives batch `next_batch` back untrained. It is skipped if a version after it is published already."""
 
-    buffer: int
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """Buffer `next_buffer`, which is complete, was trained."""
+    """Batch `next_batch`, which is complete, was trained."""
 
-    buffer: int
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Unstick:
-    """Buffer `next_buffer` has been STUCK for too long, so its last groups are given up. Other groups may start for it (`retry`),
+    """Batch `next_batch` has been STUCK for too long, so its last groups are given up. Other groups may start for it (`retry`),
     or it is trained without them (`truncate`)."""
 
-    buffer: int
+    batch: int
     action: StuckAction
 
 
@@ -113,7 +113,7 @@ class Admit:
 
     episode_id: str
     group_id: str
-    buffer: int
+    batch: int
     version: int
 
 
@@ -142,11 +142,11 @@ class MemberDropped:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """The group with its rewarded members occupies entry `entry` (from 0) of `buffer`. If that buffer is skipped, the group is
+    """The group with its rewarded members occupies entry `entry` (from 0) of `batch`. If that batch is skipped, the group is
     lost (`Skipped`), or gets a place in a later one: `Moved` or `OverBound`, and a second `Occupied`."""
 
     group_id: str
-    buffer: int
+    batch: int
     entry: int
 
 
@@ -168,40 +168,40 @@ class AbortEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The group was moved to a later buffer, within its bound."""
+    """The group was moved to a later batch, within its bound."""
 
     group_id: str
-    from_buffer: int
-    to_buffer: int
+    from_batch: int
+    to_batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class OverBound:
-    """The group was moved to a buffer beyond its bound: tokens of versions before `to_buffer` - eta are to be masked."""
+    """The group was moved to a batch beyond its bound: tokens of versions before `to_batch` - eta are to be masked."""
 
     group_id: str
-    from_buffer: int
-    to_buffer: int
+    from_batch: int
+    to_batch: int
 
 
 @dataclass(frozen=True, slots=True)
-class BufferReady:
-    """The buffer is complete: no group will be added, and it can be trained."""
+class BatchReady:
+    """The batch is complete: no group will be added, and it can be trained."""
 
-    buffer: int
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """The buffer was trained, with its groups in order of entry."""
+    """The batch was trained, with its groups in order of entry."""
 
-    buffer: int
+    batch: int
     group_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Buffers `first` to `until`, exclusive, will never be trained, nor the groups that occupied them."""
+    """Batches `first` to `until`, exclusive, will never be trained, nor the groups that occupied them."""
 
     first: int
     until: int
@@ -209,13 +209,11 @@ class Skipped:
 
 
 Command = (
-    Admit | Refuse | Grading | MemberDropped | Occupied | GroupDropped | AbortEpisode | Moved | OverBound | BufferReady
+    Admit | Refuse | Grading | MemberDropped | Occupied | GroupDropped | AbortEpisode | Moved | OverBound | BatchReady
     | Consumed | Skipped
 )  # fmt: skip
 
 _EVENTS: dict[str, type[Event]] = {t.__name__: t for t in get_args(Event)}
-_STORED_AS = {"OverBound": "Late"}
-"""The names of commands in stored ledgers that differ from the names of their classes."""
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -245,6 +243,5 @@ def event_from_json(value: dict[str, Any]) -> Event:
 
 
 def command_to_json(command: Command) -> dict[str, Any]:
-    """Return the command's fields, and as `type` the name under which it is stored."""
-    name = type(command).__name__
-    return {"type": _STORED_AS.get(name, name), **asdict(command)}
+    """Return the command's fields, and its class name as `type`."""
+    return {"type": type(command).__name__, **asdict(command)}

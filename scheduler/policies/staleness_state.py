@@ -1,7 +1,7 @@
-"""The state of a ledger of groups: its settings, its groups, and the entries of its buffers.
+"""The state of a ledger of groups: its settings, its groups, and the entries of its batches.
 
-`Entries` records which group holds which entry of which buffer, and keeps the empty ones as early as possible (`fill`).
-`staleflow.py` decides when a group is settled, and which buffers a new group may use.
+`Entries` records which group holds which entry of which batch, and keeps the empty ones as early as possible (`fill`).
+`staleflow.py` decides when a group is settled, and which batches a new group may use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from headgate.rewards import all_equal
 from scheduler.policies.staleness_events import (
-    BufferReady,
+    BatchReady,
     Command,
     Drop,
     Finish,
@@ -29,7 +29,7 @@ from scheduler.policies.staleness_events import (
 
 GroupState = Literal["reserved", "occupied", "dropped"]
 MemberState = Literal["open", "grading", "rewarded", "dropped"]
-BufferState = Literal["PENDING", "READY", "READY_WITH_CAPACITY", "STUCK"]
+BatchState = Literal["PENDING", "READY", "READY_WITH_CAPACITY", "STUCK"]
 LateAction = Literal["cancel", "drop", "mask", "overtake"]
 GroupDropReason = Literal["too_few_rewards", "nothing_to_train", "zero_variance"]
 """Why a settled group is dropped."""
@@ -42,11 +42,11 @@ class LedgerSettings:
     eta: int
     """The number of versions that a group may be older than the version trained on it."""
     batch: int
-    """Groups that a buffer is trained on."""
+    """Groups of a batch."""
     min_members: int = 2
     """Rewarded members that make a group worth training; for a smaller group, all of them."""
     spare_groups: int = 0
-    """Groups that may race for a buffer beyond `batch`: the first `batch` to finish are trained."""
+    """Groups that may race for a batch beyond `batch`: the first `batch` to finish are trained."""
     spare_members: int = 0
     """Members that may race in a group beyond its size: the first `size` to be rewarded are trained."""
     drop_equal: bool = False
@@ -56,11 +56,11 @@ class LedgerSettings:
     equal_size: float = 0.0
     """The least size of rewards; see `all_equal`. A ledger keeps the value that it was begun with."""
     late_groups: LateAction = "cancel"
-    """The treatment of a group that misses its last buffer: dropped and aborted (`cancel`), dropped but not aborted
-    (`drop`), or trained in a later buffer with its too old tokens masked (`mask`). `overtake`: as `mask`, and a group that
-    finishes takes the earliest place of those that still run, so that no buffer waits for a long group."""
+    """The treatment of a group that misses its last batch: dropped and aborted (`cancel`), dropped but not aborted
+    (`drop`), or trained in a later batch with its too old tokens masked (`mask`). `overtake`: as `mask`, and a group that
+    finishes takes the earliest place of those that still run, so that no batch waits for a long group."""
     stuck_groups: int = 4
-    """A buffer that lacks more groups than this is not stuck: `Unstick` is refused."""
+    """A batch that lacks more groups than this is not stuck: `Unstick` is refused."""
 
     def __post_init__(self) -> None:
         if self.eta < 0 or self.batch < 1 or self.min_members < 1:
@@ -81,15 +81,15 @@ class LedgerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BufferRow:
-    """The state of a buffer.
+class BatchRow:
+    """The state of a batch.
 
     PENDING: it has empty entries. STUCK: it has none, but not enough of them are occupied. READY and READY_WITH_CAPACITY: it is
     complete, without or with unused entries.
     """
 
-    buffer: int
-    state: BufferState
+    batch: int
+    state: BatchState
     occupied: int
     reserved: int
     leased: bool
@@ -97,12 +97,12 @@ class BufferRow:
 
 @dataclass(slots=True)
 class GroupRow:
-    """A group. `buffer` is the last one in which it had an entry."""
+    """A group. `batch` is the last one in which it had an entry."""
 
     group_id: str
     size: int
     version: int
-    buffer: int
+    batch: int
     state: GroupState = "reserved"
     closed: bool = False
     members: dict[str, MemberState] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class GroupRow:
     untrainable: set[str] = field(default_factory=set)
     """The rewarded members of which no token can be trained."""
     late: bool = False
-    """`buffer` is beyond its bound: its tokens of versions before `buffer` - eta are to be masked."""
+    """`batch` is beyond its bound: its tokens of versions before `batch` - eta are to be masked."""
 
     def apply(self, event: Finish | Reward | Drop) -> list[Command]:
         """Apply an event to its member; a result of [Refuse] alone means that nothing changed. Raise ValueError, and change
@@ -178,96 +178,96 @@ class GroupRow:
 
 
 @dataclass(slots=True)
-class Buffer:
-    """The holders of a buffer's entries, by id, in order of entry."""
+class Batch:
+    """The holders of a batch's entries, by id, in order of entry."""
 
     reserved: dict[str, GroupRow] = field(default_factory=dict)
     occupied: dict[str, GroupRow] = field(default_factory=dict)
     truncated: bool = False
-    """True once the buffer is complete with the groups that it has."""
+    """True once the batch is complete with the groups that it has."""
 
 
 class Entries:
-    """The entries of all buffers: `batch + spare_groups` each, of which at most `batch` are occupied."""
+    """The entries of all batches: `batch + spare_groups` each, of which at most `batch` are occupied."""
 
     def __init__(self, settings: LedgerSettings) -> None:
         self._settings = settings
-        self._buffers: dict[int, Buffer] = {}
+        self._batches: dict[int, Batch] = {}
 
     # Queries
 
-    def at(self, buffer: int) -> Buffer:
-        """Return the buffer's holders, to be read only."""
-        return self._buffers.get(buffer, Buffer())
+    def at(self, batch: int) -> Batch:
+        """Return the batch's holders, to be read only."""
+        return self._batches.get(batch, Batch())
 
-    def complete(self, buffer: int) -> bool:
-        """Return true if the buffer gets no more groups."""
-        at = self.at(buffer)
+    def complete(self, batch: int) -> bool:
+        """Return true if the batch gets no more groups."""
+        at = self.at(batch)
         return at.truncated or len(at.occupied) == self._settings.batch
 
-    def empty(self, buffer: int) -> int:
-        """Return the number of free entries; none once the buffer is complete."""
-        return 0 if self.complete(buffer) else self._left(buffer)
+    def empty(self, batch: int) -> int:
+        """Return the number of free entries; none once the batch is complete."""
+        return 0 if self.complete(batch) else self._left(batch)
 
     def last(self) -> int:
-        """Return the last buffer that was ever used, or -1."""
-        return max(self._buffers, default=-1)
+        """Return the last batch that was ever used, or -1."""
+        return max(self._batches, default=-1)
 
     def reserved(self) -> list[GroupRow]:
         """Return every reserved group, the oldest version first."""
-        groups = (group for _, at in sorted(self._buffers.items()) for group in at.reserved.values())
+        groups = (group for _, at in sorted(self._batches.items()) for group in at.reserved.values())
         return sorted(groups, key=lambda group: group.version)
 
     def end(self, group: GroupRow) -> int:
-        """Return the last buffer that the group may be trained in."""
-        return group.buffer if group.late else group.version + self._settings.eta
+        """Return the last batch that the group may be trained in."""
+        return group.batch if group.late else group.version + self._settings.eta
 
-    def movable(self, buffer: int, to: int) -> GroupRow | None:
-        """Return the youngest reserved group of `buffer` that may be trained in `to`: it will probably finish last."""
+    def movable(self, batch: int, to: int) -> GroupRow | None:
+        """Return the youngest reserved group of `batch` that may be trained in `to`: it will probably finish last."""
         anywhere = self._settings.late_groups == "overtake"
-        legal = [group for group in self.at(buffer).reserved.values() if anywhere or to <= self.end(group)]
+        legal = [group for group in self.at(batch).reserved.values() if anywhere or to <= self.end(group)]
         return max(legal, key=lambda group: group.version, default=None)
 
-    def youngest(self, buffer: int) -> GroupRow:
-        """Return the reserved group of `buffer` that was started last. Raise ValueError if there is none."""
-        return max(reversed(self.at(buffer).reserved.values()), key=lambda group: group.version)
+    def youngest(self, batch: int) -> GroupRow:
+        """Return the reserved group of `batch` that was started last. Raise ValueError if there is none."""
+        return max(reversed(self.at(batch).reserved.values()), key=lambda group: group.version)
 
-    def row(self, buffer: int, leased: bool) -> BufferRow:
-        """Return the state of a buffer."""
-        at, left = self.at(buffer), self._left(buffer)
-        state: BufferState = "PENDING" if left else "STUCK"
-        if self.complete(buffer):
+    def row(self, batch: int, leased: bool) -> BatchRow:
+        """Return the state of a batch."""
+        at, left = self.at(batch), self._left(batch)
+        state: BatchState = "PENDING" if left else "STUCK"
+        if self.complete(batch):
             state = "READY_WITH_CAPACITY" if left else "READY"
-        return BufferRow(buffer, state, len(at.occupied), len(at.reserved), leased)
+        return BatchRow(batch, state, len(at.occupied), len(at.reserved), leased)
 
     # Changes
 
-    def reserve(self, group: GroupRow, buffer: int) -> None:
-        """Give an entry of `buffer` to a group that holds none."""
-        self._open(buffer).reserved[group.group_id] = group
-        group.buffer = buffer
+    def reserve(self, group: GroupRow, batch: int) -> None:
+        """Give an entry of `batch` to a group that holds none."""
+        self._open(batch).reserved[group.group_id] = group
+        group.batch = batch
 
     def leave(self, group: GroupRow) -> None:
-        """Free the entry that a group reserved, if its buffer was neither consumed nor skipped."""
-        self.at(group.buffer).reserved.pop(group.group_id, None)
+        """Free the entry that a group reserved, if its batch was neither consumed nor skipped."""
+        self.at(group.batch).reserved.pop(group.group_id, None)
 
-    def occupy(self, group: GroupRow, buffer: int) -> list[Command]:
-        """Give an entry of `buffer` permanently to a group that holds none."""
-        occupied = self._open(buffer).occupied
+    def occupy(self, group: GroupRow, batch: int) -> list[Command]:
+        """Give an entry of `batch` permanently to a group that holds none."""
+        occupied = self._open(batch).occupied
         occupied[group.group_id] = group
-        group.buffer, group.state = buffer, "occupied"
-        group.late = buffer > group.version + self._settings.eta
-        commands: list[Command] = [Occupied(group.group_id, buffer, len(occupied) - 1)]
-        return [*commands, BufferReady(buffer)] if self.complete(buffer) else commands
+        group.batch, group.state = batch, "occupied"
+        group.late = batch > group.version + self._settings.eta
+        commands: list[Command] = [Occupied(group.group_id, batch, len(occupied) - 1)]
+        return [*commands, BatchReady(batch)] if self.complete(batch) else commands
 
-    def truncate(self, buffer: int) -> BufferReady:
-        """Make the buffer complete with the groups that it has."""
-        self._open(buffer).truncated = True
-        return BufferReady(buffer)
+    def truncate(self, batch: int) -> BatchReady:
+        """Make the batch complete with the groups that it has."""
+        self._open(batch).truncated = True
+        return BatchReady(batch)
 
     def move(self, group: GroupRow, to: int) -> Moved | OverBound:
         """Give a reserved group an entry of `to` in place of its own."""
-        before = group.buffer
+        before = group.batch
         self.leave(group)
         self.reserve(group, to)
         group.late = to > group.version + self._settings.eta
@@ -276,30 +276,30 @@ class Entries:
     def fill(self, gap: int) -> list[Command]:
         """Move reserved groups later until the entry that became empty in `gap` is as early as it can be.
 
-        Groups reserved in complete buffers go last, because they leave no entry to others.
+        Groups reserved in complete batches go last, because they leave no entry to others.
         """
         commands: list[Command] = []
         while self.empty(gap):
             group = self._first_movable(self._before(gap), gap)
             if group is None:
                 break
-            gap, filled = group.buffer, gap
+            gap, filled = group.batch, gap
             commands.append(self.move(group, filled))
         return commands
 
-    def forget_before(self, first: int) -> list[Buffer]:
-        """Remove all buffers before `first` and return them in order."""
-        return [self._buffers.pop(b) for b in sorted(self._buffers) if b < first]
+    def forget_before(self, first: int) -> list[Batch]:
+        """Remove all batches before `first` and return them in order."""
+        return [self._batches.pop(b) for b in sorted(self._batches) if b < first]
 
     def _before(self, gap: int) -> list[int]:
-        return sorted((b for b in self._buffers if b < gap), key=lambda b: (self.complete(b), b))
+        return sorted((b for b in self._batches if b < gap), key=lambda b: (self.complete(b), b))
 
-    def _first_movable(self, buffers: Iterable[int], to: int) -> GroupRow | None:
-        return next((group for b in buffers if (group := self.movable(b, to))), None)
+    def _first_movable(self, batches: Iterable[int], to: int) -> GroupRow | None:
+        return next((group for b in batches if (group := self.movable(b, to))), None)
 
-    def _left(self, buffer: int) -> int:
-        at = self.at(buffer)
+    def _left(self, batch: int) -> int:
+        at = self.at(batch)
         return self._settings.batch + self._settings.spare_groups - len(at.reserved) - len(at.occupied)
 
-    def _open(self, buffer: int) -> Buffer:
-        return self._buffers.setdefault(buffer, Buffer())
+    def _open(self, batch: int) -> Batch:
+        return self._batches.setdefault(batch, Batch())

@@ -109,7 +109,7 @@ class Batches:
         """Record how full a model's batch is."""
         self._filling[filling.model] = filling
         pace = self._paces.setdefault(filling.model, Pace(self._smooth_s))
-        pace.update(now_s, filling.buffer, filling.groups, filling.size, filling.ahead)
+        pace.update(now_s, filling.batch, filling.groups, filling.size, filling.ahead)
 
     def trained(self, model: str, busy_s: float) -> None:
         """Record the time that a trainer computed on a batch's groups."""

@@ -68,7 +68,7 @@ class Filling:
     trained."""
 
     model: str
-    buffer: int
+    batch: int
     groups: int
     """Rewarded groups, of `size`."""
     size: int
@@ -97,15 +97,15 @@ class Filling:
     ) -> Self:
         """Read it from a trained model's ledger. A truncated batch gets no more groups than it has. `longest_s`: predicted
         seconds until the last call of a `min_version`, or of an older one, is over; None: unknown."""
-        buffer = rule.next_buffer
-        last = -1 if rule.max_age is None else buffer - rule.max_age
+        batch = rule.next_batch
+        last = -1 if rule.max_age is None else batch - rule.max_age
         due = sum(g.state == "reserved" and g.version <= last for g in rule.groups()) if last >= 0 else 0
-        occupied = {row.buffer: row.occupied for row in rule.buffers()}
-        groups = occupied.get(buffer, 0)
-        size = groups if rule.complete(buffer) else rule.settings.batch
-        ahead = occupied.get(buffer + 1, 0)
+        occupied = {row.batch: row.occupied for row in rule.batches()}
+        groups = occupied.get(batch, 0)
+        size = groups if rule.complete(batch) else rule.settings.batch
+        ahead = occupied.get(batch + 1, 0)
         wait_s = longest_s(last) if due and longest_s is not None else 0.0
-        return cls(model, buffer, groups, size, running, ahead, leased, trained, due, wait_s)
+        return cls(model, batch, groups, size, running, ahead, leased, trained, due, wait_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,23 +315,23 @@ class _Training:
         recorded: dict[int, list[str]] = defaultdict(list)
         for row in self._tables["decisions"]:
             if row["kind"] == "trained":
-                recorded[row["buffer"]].append(row["group_id"])
+                recorded[row["batch"]].append(row["group_id"])
         for source, batches in (("the database", recorded), ("the trainer's checkpoints", held)):
             times = Counter(group for groups in batches.values() for group in groups)
             for group in (group for group, count in times.items() if count > 1):
                 self._wrong("trained_twice", f"{source}: {group} is in {times[group]} batches")
-        acked = Counter(row["buffer"] for row in self._tables["leases"] if row["state"] == "acked")
-        for buffer, count in acked.items():
+        acked = Counter(row["batch"] for row in self._tables["leases"] if row["state"] == "acked")
+        for batch, count in acked.items():
             if count > 1:
-                self._wrong("trained_twice", f"batch {buffer} was acknowledged {count} times", count - 1)
-        for buffer, groups in held.items():
-            for group in set(groups) - set(recorded.get(buffer, groups)):
-                self._wrong("trained_twice", f"{group} was trained in batch {buffer}, which does not have it")
-        for buffer, groups in recorded.items():
-            for group in set(groups) - set(held.get(buffer, ())):
-                detail = f"{group}: batch {buffer} was acknowledged, and is in no checkpoint"
+                self._wrong("trained_twice", f"batch {batch} was acknowledged {count} times", count - 1)
+        for batch, groups in held.items():
+            for group in set(groups) - set(recorded.get(batch, groups)):
+                self._wrong("trained_twice", f"{group} was trained in batch {batch}, which does not have it")
+        for batch, groups in recorded.items():
+            for group in set(groups) - set(held.get(batch, ())):
+                detail = f"{group}: batch {batch} was acknowledged, and is in no checkpoint"
                 self._wrong("never_trained", detail)
-        trained = {g for buffer, groups in recorded.items() for g in groups if g in held.get(buffer, ())}
+        trained = {g for batch, groups in recorded.items() for g in groups if g in held.get(batch, ())}
         self._facts["trained_groups"] = len(trained)
         self._check_complete(trained, max(recorded, default=-1) + 1)
 
@@ -342,7 +342,7 @@ class _Training:
         decisions: dict[str, list[Row]] = defaultdict(list)
         for row in sorted(self._tables["decisions"], key=lambda row: row["seq"]):
             decisions[row["group_id"]].append(row)
-        places = Counter(rows[-1]["buffer"] for rows in decisions.values() if rows[-1]["kind"] == "occupied")
+        places = Counter(rows[-1]["batch"] for rows in decisions.values() if rows[-1]["kind"] == "occupied")
         while places[unfilled] >= self._evidence.plan["batch"]:
             unfilled += 1  # the first that waits for more groups holds up all later ones
         for event in self._evidence.agents:
@@ -355,14 +355,14 @@ class _Training:
         self, group: str, rows: list[Row], trained: bool, unfilled: int, lost: str | None
     ) -> None:
         self._facts["complete_groups"] += 1
-        last = rows[-1] if rows else {"kind": "nothing", "buffer": None}
+        last = rows[-1] if rows else {"kind": "nothing", "batch": None}
         if lost is not None:
             self._wrong("never_trained", f"{group}: the reward of {lost} is not stored")
         elif trained:
             return
         elif any(row["kind"] in _DROPS and row["reason"] and not row["episode_id"] for row in rows):
             self._facts["dropped_groups"] += 1
-        elif last["kind"] == "occupied" and last["buffer"] >= unfilled:
+        elif last["kind"] == "occupied" and last["batch"] >= unfilled:
             self._facts["waiting_groups"] += 1
         elif not any(row["kind"] == "trained" for row in rows):
             self._wrong("never_trained", f"{group}: its last decision is {last}")

@@ -32,8 +32,8 @@ TABLES = {
         *("mask_reason", "call_id"),
     ),
     "calls": ("id", "episode_id", "model", "node", "engine", "finish_reason", "prompt_tokens"),
-    "decisions": ("seq", "group_id", "episode_id", "kind", "reason", "buffer"),
-    "leases": ("fence", "buffer", "state"),
+    "decisions": ("seq", "group_id", "episode_id", "kind", "reason", "batch"),
+    "leases": ("fence", "batch", "state"),
     "versions": ("version", "state"),
 }
 _BYTES = {"ids", "logprobs", "flags"}
@@ -103,7 +103,7 @@ def read(folder: Path) -> Evidence:
         _resolve_adapters(evidence)
     for file in (folder / "trainer" / "checkpoints").glob("[0-9]*.json"):
         value = json.loads(file.read_text())
-        evidence.checkpoints[value["buffer"]] = [group["group"] for group in value["groups"]]
+        evidence.checkpoints[value["batch"]] = [group["group"] for group in value["groups"]]
     evidence.trainer = list(lines(folder / "trainer.jsonl"))
     evidence.faults = list(lines(folder / "faults.jsonl"))
     evidence.tables = load_tables(folder / "database.json")

@@ -170,7 +170,7 @@ def in_two_batches(evidence: Evidence) -> None:
     batch, group = _trained(evidence)
     rows = evidence.tables["decisions"]
     row = next(row for row in rows if row["kind"] == "trained" and row["group_id"] == group)
-    rows.append({**row, "buffer": batch + 1, "seq": row["seq"] + 10**6})
+    rows.append({**row, "batch": batch + 1, "seq": row["seq"] + 10**6})
 
 
 def in_two_checkpoints(evidence: Evidence) -> None:
@@ -202,9 +202,9 @@ def untrain(evidence: Evidence, batch: int) -> None:
     """Leave a full batch untrained."""
     evidence.checkpoints.pop(batch)
     rows, leases = evidence.tables["decisions"], evidence.tables["leases"]
-    kept = [row for row in rows if (row["kind"], row["buffer"]) != ("trained", batch)]
+    kept = [row for row in rows if (row["kind"], row["batch"]) != ("trained", batch)]
     evidence.tables["decisions"] = kept
-    evidence.tables["leases"] = [row for row in leases if row["buffer"] != batch]
+    evidence.tables["leases"] = [row for row in leases if row["batch"] != batch]
 
 
 def last_batch_untrained(evidence: Evidence) -> None:

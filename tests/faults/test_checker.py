@@ -86,7 +86,7 @@ def test_a_full_batch_behind_one_that_lacks_a_group_waits(evidence: Evidence) ->
     assert check(evidence).counts["never_trained"] == 2 * full, "both were full"
     for row in evidence.tables["decisions"]:
         if row["group_id"] == lost and row["kind"] == "occupied":
-            row.update(kind="dropped", reason="too_few_rewards", buffer=None)
+            row.update(kind="dropped", reason="too_few_rewards", batch=None)
     report = check(evidence)
     assert report.counts["never_trained"] == 0
     assert report.facts["waiting_groups"] >= 2 * full - 1

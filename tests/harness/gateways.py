@@ -43,7 +43,7 @@ class RunningGateway:
     @property
     def model(self) -> Any:
         """The trained model."""
-        return self.services.coordinator.models.one_trained()
+        return self.services.coordinator.models.get_trained()
 
     @property
     def slot(self) -> Any:

@@ -174,7 +174,7 @@ def write_tokens(path: Path, groups: Sequence[Group], step: int) -> None:
     """Write the table that a trainer writes with `[report] tokens_every`."""
     rows = [row for group in groups for episode in group.episodes for row in _rows(group, episode)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = {"step": step, "buffer": step - 1, "version": step}
+    header = {"step": step, "batch": step - 1, "version": step}
     table = pa.Table.from_pylist(rows).replace_schema_metadata({"headgate": json.dumps(header)})
     pq.write_table(table, path, compression="zstd")
 

@@ -171,7 +171,7 @@ class Gate:
         database.submit = self._instead
 
     def _instead(self, write: Any) -> Any:
-        if self._kind not in getattr(write, "do", write).__qualname__:
+        if self._kind not in getattr(write, "insert", write).__qualname__:
             return self._submit(write)
         return asyncio.ensure_future(self._later(write))
 

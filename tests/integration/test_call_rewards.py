@@ -80,7 +80,7 @@ async def test_they_and_the_ends_of_calls_are_fed_again_after_a_restart(
     async with run_gateway(values) as gateway:
         leased = (await gateway.admin.leased_groups(lease)).groups
         await gateway.admin.ack(lease, "checkpoint")
-        recorded = await gateway.admin.batch_groups(lease.buffer)
+        recorded = await gateway.admin.batch_groups(lease.batch)
     export(Settings.parse(values), Selection("demo"), tmp_path / "out.parquet")
     for groups in (leased, recorded, groups_from_arrow(pq.read_table(tmp_path / "out.parquet"))):
         check_fed(groups, posted)

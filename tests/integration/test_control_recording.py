@@ -45,10 +45,10 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
     assert [[command["type"] for command in commands] for _, commands in stored[1:]] == [
         ["Admit"],
         ["Admit"],
-        ["Occupied", "BufferReady"],
+        ["Occupied", "BatchReady"],
         [],
         ["Consumed"],
-        ["Occupied", "BufferReady"],
+        ["Occupied", "BatchReady"],
     ]
     report = replay(tmp_path / "control.jsonl", PROGRAMS["control"])
     assert report.equal
@@ -58,8 +58,8 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
         [
             batch(**whole),
             batch(groups=1, **leased),
-            batch(buffer=1, groups=0, leased=0, trained=0),
-            batch(buffer=1, groups=1, leased=0, trained=0),
+            batch(batch=1, groups=0, leased=0, trained=0),
+            batch(batch=1, groups=1, leased=0, trained=0),
         ],
     ]
     assert [step.number for step in timeline_of([run.run for run in report.runs]).steps] == [0]
@@ -85,10 +85,10 @@ async def test_a_recording_ends_at_its_size_and_the_gateway_does_not(
 
 def batch(**values: int) -> dict[str, int]:
     """Return a reported batch: by default the first one, without a lease."""
-    return {"buffer": 0, "leased": -1, "trained": -1, **values}
+    return {"batch": 0, "leased": -1, "trained": -1, **values}
 
 
 def batches_of(run: Run) -> list[dict[str, int]]:
     """Return the reported batches."""
     reported = [e.value for e in run.entries if isinstance(e, Event) and e.action == "lending.filling"]
-    return [{name: value[name] for name in ("buffer", "groups", "leased", "trained")} for value in reported]
+    return [{name: value[name] for name in ("batch", "groups", "leased", "trained")} for value in reported]

@@ -73,7 +73,7 @@ async def test_the_file_holds_what_the_leases_gave(
     async with run_gateway(values) as gateway:
         leased = await filled(gateway, 4)
         (waiting,) = [
-            g for g in (await gateway.admin.staleness())["buffers"][0]["groups"] if g["state"] == "occupied"
+            g for g in (await gateway.admin.staleness())["batches"][0]["groups"] if g["state"] == "occupied"
         ]
         running = await gateway_command("export", "--config", config, "--out", out)
     assert running.exit_code == 0, running.output
@@ -95,9 +95,7 @@ async def test_the_file_holds_what_the_leases_gave(
     assert whole.output.endswith("9 groups\n")
     *trained, last = groups_from_arrow(pq.read_table(out))
     assert same(tuple(trained), everything)
-    assert (
-        (last.group_id, last.buffer, len(last.episodes)) == (waiting["group_id"], -1, 2) == ("waits", -1, 2)
-    )
+    assert (last.group_id, last.batch, len(last.episodes)) == (waiting["group_id"], -1, 2) == ("waits", -1, 2)
     assert sorted(p.name for p in out.parent.iterdir()) == ["out.parquet"]
 
 
@@ -116,7 +114,7 @@ async def test_pandas_reads_the_file(values: dict[str, Any], tmp_path: Path) -> 
             episode.episode_id,
             episode.reward,
         )
-        assert (row.buffer, row.node, row.parent) == (0, node.index, node.parent)
+        assert (row.batch, row.node, row.parent) == (0, node.index, node.parent)
         assert row.ids.tolist() == node.ids.tolist()
         assert row.logprobs.tolist() == node.logprobs.tolist()
 

@@ -134,7 +134,7 @@ async def test_a_restart_on_the_same_database_goes_on_where_it_was(tiny_model: P
         before = await gateway.admin.status()
     async with run_gateway(values) as gateway:
         after = await gateway.admin.status()
-        for name in ("version", "weights", "consumed", "free_slots", "buffers", "episodes", "open_episodes"):
+        for name in ("version", "weights", "consumed", "free_slots", "batches", "episodes", "open_episodes"):
             assert after[name] == before[name], name
         messages = [
             USER,

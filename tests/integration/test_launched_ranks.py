@@ -57,7 +57,7 @@ async def batches_of(admin: GatewayClient, steps: int) -> list[Any]:
     """The recorded batches of a run, all of whose versions are of one line."""
     status = await admin.status()
     assert (status["version"], status["consumed"], status["orphaned_versions"]) == (steps, steps, [])
-    return [await admin.batch_groups(buffer) for buffer in range(steps)]
+    return [await admin.batch_groups(batch) for batch in range(steps)]
 
 
 async def check_weights(config: Path, batches: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""The feed: one buffer at a time, group by group, to one trainer."""
+"""The feed: one batch at a time, group by group, to one trainer."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ async def refused(work: Any, status: int, code: str) -> None:
     assert (error.value.status, error.value.code) == (status, code)
 
 
-async def test_groups_come_by_cursor_while_the_buffer_fills(gateway: RunningGateway) -> None:
+async def test_groups_come_by_cursor_while_the_batch_fills(gateway: RunningGateway) -> None:
     lease = await gateway.admin.lease("trainer")
-    assert (lease.buffer, lease.size) == (0, 2)
+    assert (lease.batch, lease.size) == (0, 2)
     nothing = await gateway.admin.leased_groups(lease)
     assert (nothing.groups, nothing.cursor, nothing.complete) == ((), 0, False)
     await finished(gateway, "a")
@@ -91,7 +91,7 @@ async def test_eval_and_abandoned_episodes_are_in_no_lease(gateway: RunningGatew
     assert [episode.episode_id for episode in group.episodes] == [kept]
 
 
-async def test_ack_consumes_the_buffer(gateway: RunningGateway) -> None:
+async def test_ack_consumes_the_batch(gateway: RunningGateway) -> None:
     for task in "abc":
         await finished(gateway, task)
     lease = await gateway.admin.lease("trainer")
@@ -102,29 +102,29 @@ async def test_ack_consumes_the_buffer(gateway: RunningGateway) -> None:
     await refused(gateway.admin.ack(lease, "checkpoint-2"), 404, "no_lease")
     assert (await gateway.admin.status())["consumed"] == 1
     following = await gateway.admin.lease("trainer")
-    assert following.buffer == 1
+    assert following.batch == 1
     assert following.fence > lease.fence
     got = await gateway.admin.leased_groups(following)
     assert ([g.group_id for g in got.groups], got.complete) == (["c"], False)
 
 
-async def test_a_buffer_that_is_not_whole_cannot_be_acked(gateway: RunningGateway) -> None:
+async def test_a_batch_that_is_not_whole_cannot_be_acked(gateway: RunningGateway) -> None:
     await finished(gateway, "a")
     lease = await gateway.admin.lease("trainer")
-    await refused(gateway.admin.ack(lease, "checkpoint-1"), 409, "buffer_not_ready")
+    await refused(gateway.admin.ack(lease, "checkpoint-1"), 409, "batch_not_ready")
     assert (await gateway.admin.status())["consumed"] == 0
     await finished(gateway, "b")
     await gateway.admin.ack(lease, "checkpoint-1")
 
 
-async def test_nack_gives_the_same_buffer_out_again(gateway: RunningGateway) -> None:
+async def test_nack_gives_the_same_batch_out_again(gateway: RunningGateway) -> None:
     for task in "ab":
         await finished(gateway, task)
     lease = await gateway.admin.lease("trainer")
     await gateway.admin.nack(lease, "out of memory")
     await refused(gateway.admin.ack(lease, "x"), 404, "no_lease")
     again = await gateway.admin.lease("another")
-    assert again.buffer == lease.buffer
+    assert again.batch == lease.batch
     assert [g.group_id for g in (await gateway.admin.leased_groups(again)).groups] == ["a", "b"]
 
 
@@ -193,15 +193,15 @@ async def test_a_trained_batch_can_be_read_again_as_the_lease_gave_it(gateway: R
     for _ in range(2):
         lease = await gateway.admin.lease("trainer")
         leased.append((await gateway.admin.leased_groups(lease)).groups)
-        await refused(gateway.admin.batch_groups(lease.buffer), 404, "no_batch")
+        await refused(gateway.admin.batch_groups(lease.batch), 404, "no_batch")
         await gateway.admin.ack(lease, "checkpoint")
     shown = await gateway.admin.batches()
-    assert [(row["buffer"], row["groups"]) for row in shown] == [(0, 2), (1, 2)]
+    assert [(row["batch"], row["groups"]) for row in shown] == [(0, 2), (1, 2)]
     assert shown[0]["trained_at"] <= shown[1]["trained_at"]
-    for buffer, groups in enumerate(leased):
-        again = await gateway.admin.batch_groups(buffer)
+    for batch, groups in enumerate(leased):
+        again = await gateway.admin.batch_groups(batch)
         assert groups_to_arrow(again).equals(groups_to_arrow(groups))
-        assert {group.buffer for group in again} == {buffer}
+        assert {group.batch for group in again} == {batch}
 
 
 async def test_the_trainer_hears_of_conversations_that_ended_because_the_context_was_full(

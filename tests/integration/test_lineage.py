@@ -50,7 +50,7 @@ async def sampled_by_three_versions(gateway: RunningGateway, work: Path) -> str:
 
 async def leased(gateway: RunningGateway) -> Episode:
     lease = await gateway.admin.lease("trainer")
-    assert lease.buffer == 3
+    assert lease.batch == 3
     (group,) = (await gateway.admin.leased_groups(lease)).groups
     return group.episodes[0]
 

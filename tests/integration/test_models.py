@@ -181,7 +181,7 @@ async def test_two_models_survive_a_restart(tiny_model: Path, tmp_path: Path) ->
         assert (engines["actor"].label, engines["planner"].label) == ("0", "1")
         assert len(await sampled(gateway, episode, "actor")) == 1
         lease = await gateway.admin.lease("trainer", "planner")
-        assert (lease.fence, lease.buffer) == (fence + 1, 1)
+        assert (lease.fence, lease.batch) == (fence + 1, 1)
         (group,) = (await gateway.admin.leased_groups(lease, model="planner")).groups
         assert group.episodes[0].episode_id == episode
         assert (await gateway.admin.lease("trainer", "actor")).fence == 1

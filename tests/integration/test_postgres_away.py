@@ -46,7 +46,7 @@ async def test_clients_are_refused_with_retry_after_and_are_served_later(
         await asyncio.to_thread(server.stop, "kill")
         try:
             await release(gateway)
-            tree = gateway.model.recorder._lineages[episode]
+            tree = gateway.model.recorder._trees[episode]
             await until(lambda: tree.pending == 1, "its turn is to be written")
             await until(lambda: not database.reachable, "the gateway misses its database")
             while database.pending < 8:

@@ -147,7 +147,7 @@ class Driver:
             assert self.lease is not None
             assert shown["lease"].pop("lease_id") == self.lease.lease_id
             assert 0 < shown["lease"].pop("left_s") <= self.lease.deadline_s
-        batches = [row["buffer"] for row in await self.admin.batches()]
+        batches = [row["batch"] for row in await self.admin.batches()]
         leased = (await self.admin.leased_groups(self.lease)) if self.lease else None
         stories = [(await self.admin.why(e))["verdict"] for e in self.ids.values()]
         return {
@@ -159,7 +159,7 @@ class Driver:
 
     def groups(self, groups: tuple[Group, ...]) -> list[Any]:
         return [
-            (group.group_id, group.version, group.buffer, [
+            (group.group_id, group.version, group.batch, [
                 (self.names[episode.episode_id], episode.reward, [
                     (node.parent, node.at, *(array.tolist() for array in (node.ids, node.logprobs, node.versions, node.flags)))
                     for node in episode.nodes
@@ -219,20 +219,18 @@ async def expected(model: Path, work: Path, views: list[dict[str, Any]]) -> list
 def check_truth(driver: Driver, view: dict[str, Any]) -> None:
     """The batches hold the effects of the client's actions, and no token that it did not receive."""
     held = {
-        buffer: {
-            group_id: {name: reward for name, reward, _ in members} for group_id, _, _, members in groups
-        }
-        for buffer, groups in view["trained"].items()
+        batch: {group_id: {name: reward for name, reward, _ in members} for group_id, _, _, members in groups}
+        for batch, groups in view["trained"].items()
     }
     assert held == TRUTH
     assert [list(batch) for batch in held.values()] == [list(batch) for batch in TRUTH.values()]
-    for buffer, groups in view["trained"].items():
+    for batch, groups in view["trained"].items():
         for _, version, own, members in groups:
-            assert version <= own == buffer <= version + 1
+            assert version <= own == batch <= version + 1
             for name, _, nodes in members:
                 versions, flags = ([x for node in nodes for x in node[i]] for i in (4, 5))
                 assert len(versions) == driver.sampled[name]
-                assert all(v >= buffer - 1 for v in versions)
+                assert all(v >= batch - 1 for v in versions)
                 assert not any(f & TokenFlag.LATE for f in flags)
 
 

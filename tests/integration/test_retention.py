@@ -41,9 +41,9 @@ async def rewarded(gateway: RunningGateway, *groups: str) -> list[str]:
     return episodes
 
 
-async def trained(gateway: RunningGateway, buffer: int, checkpoint: str) -> None:
+async def trained(gateway: RunningGateway, batch: int, checkpoint: str) -> None:
     lease = await gateway.admin.lease("trainer")
-    assert lease.buffer == buffer
+    assert lease.batch == batch
     await gateway.admin.ack(lease, checkpoint)
 
 
@@ -97,12 +97,12 @@ async def test_what_may_still_be_trained_or_trained_again_stays(values: dict[str
 async def test_the_batches_since_the_newest_checkpoint_can_be_trained_again(values: dict[str, Any]) -> None:
     async with run_gateway(values) as gateway:
         episodes = [await rewarded(gateway, f"{n}-a", f"{n}-b") for n in range(3)]
-        for buffer, checkpoint in enumerate(("old", "new", "new")):
-            await trained(gateway, buffer, checkpoint)
+        for batch, checkpoint in enumerate(("old", "new", "new")):
+            await trained(gateway, batch, checkpoint)
         await retention.prune(gateway.services.database, EVERYTHING)
         assert await there(gateway) == {*episodes[1], *episodes[2]}
-        for buffer in (1, 2):
-            response = await gateway.http.get(f"/admin/v1/batches/{buffer}/groups")
+        for batch in (1, 2):
+            response = await gateway.http.get(f"/admin/v1/batches/{batch}/groups")
             assert response.status_code == 200
         response = await gateway.http.get("/admin/v1/batches/0/groups")
         assert (response.status_code, response.json()["error"]["code"]) == (404, "episodes_deleted")

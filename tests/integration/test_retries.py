@@ -384,7 +384,7 @@ async def test_an_episode_that_closes_while_a_prompt_is_made_starts_no_call(
     refused = await send(gateway, headers, lasting(gateway))
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "episode_closed")
     assert gateway.engine.sampled == 0
-    assert not gateway.model.recorder._lineages, "its token tree is not held for ever"
+    assert not gateway.model.recorder._trees, "its token tree is not held for ever"
 
 
 async def test_a_gateway_that_stops_records_what_could_be_resumed(tiny_model: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ async def test_an_empty_ledger(gateway: RunningGateway) -> None:
     shown = await gateway.admin.staleness()
     empty = {"state": "PENDING", "occupied": 0, "reserved": 0, "leased": False, "groups": []}
     assert shown == {
-        "model": "demo", "late_groups": "cancel", "eta": 1, "batch": 2, "version": 0, "consumed": 0, "lease": None,
-        "buffers": [{"buffer": 0, **empty}, {"buffer": 1, **empty}], "slowest": [], "waiting": {}, "lost": [],
+        "model": "demo", "late_groups": "cancel", "eta": 1, "batch_size": 2, "version": 0, "consumed": 0, "lease": None,
+        "batches": [{"batch": 0, **empty}, {"batch": 1, **empty}], "slowest": [], "waiting": {}, "lost": [],
     }  # fmt: skip
 
 
@@ -26,29 +26,29 @@ async def test_groups_are_shown_where_they_are(gateway: RunningGateway) -> None:
     await gateway.admin.reward(one, 1.0)
     shown = await gateway.admin.staleness()
     group = {"version": 0, "state": "reserved"}
-    assert [row["groups"] for row in shown["buffers"]] == [
+    assert [row["groups"] for row in shown["batches"]] == [
         [],
         [
             {"group_id": "a", "size": 2, "members": {"open": 1, "rewarded": 1}, **group},
             {"group_id": "b", "size": 1, "members": {"open": 1}, **group},
         ],
     ]
-    assert [(row["occupied"], row["reserved"]) for row in shown["buffers"]] == [(0, 0), (0, 2)]
+    assert [(row["occupied"], row["reserved"]) for row in shown["batches"]] == [(0, 0), (0, 2)]
     for episode in (two, other):
         await gateway.admin.reward(episode, 1.0)
     lease = await gateway.admin.lease("trainer")
     shown = await gateway.admin.staleness()
-    first = shown["buffers"][0]
+    first = shown["batches"][0]
     assert (first["state"], first["occupied"], first["leased"]) == ("READY", 2, True)
     assert [g["group_id"] for g in first["groups"]] == ["a", "b"]
-    assert {key: shown["lease"][key] for key in ("lease_id", "buffer", "fence", "consumer")} == {
-        "lease_id": lease.lease_id, "buffer": 0, "fence": lease.fence, "consumer": "trainer",
+    assert {key: shown["lease"][key] for key in ("lease_id", "batch", "fence", "consumer")} == {
+        "lease_id": lease.lease_id, "batch": 0, "fence": lease.fence, "consumer": "trainer",
     }  # fmt: skip
     assert 0 < shown["lease"]["left_s"] <= lease.deadline_s
     await gateway.admin.ack(lease, "checkpoint")
     shown = await gateway.admin.staleness()
     assert (shown["consumed"], shown["lease"]) == (1, None)
-    assert [row["buffer"] for row in shown["buffers"]] == [1]
+    assert [row["batch"] for row in shown["batches"]] == [1]
 
 
 async def test_who_waits_and_what_was_lost_is_shown(tiny_model: Path, tmp_path: Path) -> None:

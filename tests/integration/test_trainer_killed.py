@@ -74,7 +74,7 @@ async def run_once(
 
 
 def some_time_after_a_lease(gateway: RunningGateway, chance: random.Random) -> Callable[[], Awaitable[None]]:
-    """Return a random while after the trainer has leased a buffer."""
+    """Return a random while after the trainer has leased a batch."""
 
     def fence() -> int:
         return (gateway.model.leases.current() or {"fence": 0})["fence"]
@@ -82,7 +82,7 @@ def some_time_after_a_lease(gateway: RunningGateway, chance: random.Random) -> C
     before = fence()
 
     async def returns() -> None:
-        await until(lambda: fence() not in (0, before), "the trainer has leased a buffer", LIMIT_S)
+        await until(lambda: fence() not in (0, before), "the trainer has leased a batch", LIMIT_S)
         await asyncio.sleep(chance.expovariate(1 / ANYWHERE_S))
 
     return returns
@@ -150,7 +150,7 @@ async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_on
         config.write_text(TRAINER.format(**names) + server)
         await live_through_every_kill(config, run, gateway, engine.given, points, anywhere, environ)
         await check_the_account(gateway, steps)
-        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+        batches = [await gateway.admin.batch_groups(batch) for batch in range(steps)]
     for weights in (run / "weights").glob("v*"):
         note_manifest(weights, engine.given)
     contents = {
@@ -188,7 +188,7 @@ async def test_a_trainer_that_is_killed_while_a_checkpoint_is_written_loses_noth
             assert newest(run / "checkpoints") < newest(run / "weights"), "it was not whole"
         assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
         await check_the_account(gateway, steps)
-        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+        batches = [await gateway.admin.batch_groups(batch) for batch in range(steps)]
     assert config.with_suffix(".log").read_text().count("nothing lost, nothing trained twice") == count
     await check_final(Settings.load(config), batches, engine.given)
 
@@ -210,7 +210,7 @@ async def test_a_trainer_that_is_killed_while_its_weights_are_on_disk_loses_noth
             assert killed == -signal.SIGKILL, f"{name}: {config.with_suffix('.log').read_text()[-3000:]}"
         assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
         await check_the_account(gateway, steps)
-        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+        batches = [await gateway.admin.batch_groups(batch) for batch in range(steps)]
     assert all(path.name.startswith(KNOWN) for path in run.iterdir()), "nothing is left on the disk"
     await check_final(Settings.load(config), batches, engine.given)
 
@@ -238,7 +238,7 @@ async def test_a_trainer_that_is_killed_while_a_version_is_on_its_way_loses_noth
                 assert status["newest_version"] == status["consumed"] - 1, name
         assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
         await check_the_account(gateway, steps)
-        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+        batches = [await gateway.admin.batch_groups(batch) for batch in range(steps)]
     trained = [group.group_id for batch in batches for group in batch]
     assert len(trained) == len(set(trained)) == steps * BATCH
     await check_final(Settings.load(config), batches, engine.given)
@@ -328,7 +328,7 @@ async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_r
         assert await run_two(config) == [0, 0], config.with_suffix(".0.log").read_text()[-3000:]
         status = await gateway.admin.status()
         assert (status["version"], status["consumed"], status["orphaned_versions"]) == (steps, steps, [])
-        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+        batches = [await gateway.admin.batch_groups(batch) for batch in range(steps)]
     trained = [group.group_id for batch in batches for group in batch]
     assert len(trained) == len(set(trained)) == steps * BATCH
     straight, _ = await asyncio.to_thread(

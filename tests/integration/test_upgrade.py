@@ -29,6 +29,11 @@ def rows(store: Path) -> dict[str, list[dict[str, Any]]]:
         return {name: [dict(row) for row in found] for name, found in cursors.items()}
 
 
+def renamed(value: str) -> str:
+    """Return stored JSON as revision 0023 changes it."""
+    return value.replace('"buffer":', '"batch":').replace("BufferReady", "BatchReady")
+
+
 async def test_a_store_of_0013_keeps_every_row_and_is_served(tiny_model: Path, tmp_path: Path) -> None:
     publish(tiny_model, tmp_path / "v1", 1, 0, None)
     store = tmp_path / "gateway.db"
@@ -46,7 +51,12 @@ async def test_a_store_of_0013_keeps_every_row_and_is_served(tiny_model: Path, t
     ]
     assert before["answers"], "stored responses stay (0020 drops stored chat completions)"
     for row in before["calls"]:
-        row["requested"] = row.pop("asked")  # 0021 renames it; codespell:ignore asked
+        row["requested"] = row.pop("asked")  # 0021 renames it
+    for row in (*before["decisions"], *before["leases"]):
+        row["batch"] = row.pop("buffer")  # so does 0023
+    for table, columns in {"ledger_events": ("event", "commands"), "events": ("data",)}.items():
+        for row in before[table]:
+            row.update({column: renamed(row[column]) for column in columns})
     kept = {name: [{key: row[key] for key in before[name][0]} for row in after[name]] for name in before}
     assert kept == before
 

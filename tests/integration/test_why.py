@@ -30,10 +30,10 @@ async def sampled(gateway: RunningGateway, group: str, size: int = 1, calls: int
     return episode
 
 
-async def trained(gateway: RunningGateway, buffer: int) -> None:
+async def trained(gateway: RunningGateway, batch: int) -> None:
     lease = await gateway.admin.lease("trainer")
-    assert lease.buffer == buffer
-    await gateway.admin.ack(lease, f"checkpoint-{buffer}")
+    assert lease.batch == batch
+    await gateway.admin.ack(lease, f"checkpoint-{batch}")
 
 
 def kinds(why: dict[str, Any]) -> list[str]:
@@ -55,7 +55,7 @@ async def test_a_trained_episode_shows_all_its_steps(gateway: RunningGateway) ->
     admitted, rewarded, occupied, last = why["story"]
     assert admitted["words"] == "admitted to batch 1, because it has a place for a group of version 0"
     assert rewarded["words"] == "rewarded with 0.5"
-    assert (occupied["buffer"], occupied["entry"]) == (last["buffer"], last["entry"]) == (0, 0)
+    assert (occupied["batch"], occupied["entry"]) == (last["batch"], last["entry"]) == (0, 0)
     assert (await gateway.admin.why(two))["story"][-1]["entry"] == 1
     assert [step["at"] for step in why["story"]] == sorted(step["at"] for step in why["story"])
 
@@ -70,7 +70,7 @@ async def test_tokens_that_were_not_trained_are_counted_by_reason(gateway: Runni
     why = await gateway.admin.why(greedy)
     assert why["verdict"] == "trained in batch 0 as version 1, but none of its tokens counted"
     (masked,) = [step for step in why["story"] if step["kind"] == "masked"]
-    assert (masked["reason"], masked["details"], masked["buffer"]) == ("greedy", {"tokens": 10}, 0)
+    assert (masked["reason"], masked["details"], masked["batch"]) == ("greedy", {"tokens": 10}, 0)
     assert (await gateway.admin.why(mixed))["masked_tokens"] == {"truncated": 5}
 
 
@@ -190,7 +190,7 @@ async def test_late_tokens_are_flagged_and_the_rest_of_the_group_counts(
         lease = await gateway.admin.lease("trainer")
         (group,) = (await gateway.admin.leased_groups(lease)).groups
         (turn,) = [node for node in group.episodes[0].nodes if node.sampled]
-        assert (lease.buffer, group.buffer, group.version) == (1, 1, 0)
+        assert (lease.batch, group.batch, group.version) == (1, 1, 0)
         assert turn.flags.tolist() == [TokenFlag.LATE] * 5
         await gateway.admin.ack(lease, "checkpoint")
         why = await gateway.admin.why(episode)

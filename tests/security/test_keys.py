@@ -225,7 +225,7 @@ async def test_routes_of_agents_need_a_key(stage: Tenants) -> None:
     for method, path in routes(create_app(stage.gateway.settings)):
         if method == "WS" or path in free:
             continue
-        shown = path.replace("{buffer}", "0").replace("{version}", "0").replace("{", "").replace("}", "")
+        shown = path.replace("{batch}", "0").replace("{version}", "0").replace("{", "").replace("}", "")
         response = await stage.gateway.http.request(method, shown, json={} if method == "POST" else None)
         assert response.status_code == 401, (method, path, response.text)
         checked += 1

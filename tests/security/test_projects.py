@@ -43,7 +43,7 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/timeline": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/health": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/batches": [{"params": {"model": "{model}"}}],
-    "GET /admin/v1/batches/{buffer}/groups": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/batches/{batch}/groups": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/staleness": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/status": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/weights/{version}": [{"params": {"model": "{model}"}}],

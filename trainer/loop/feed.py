@@ -135,7 +135,7 @@ class Feed:
 
     async def ack(self, checkpoint: str) -> None:
         """Acknowledge that the leased batch was trained. Raise LeaseLost."""
-        batch = self.current_lease.buffer
+        batch = self.current_lease.batch
         try:
             await self._leased("ack", lambda lease: self._client.ack(lease, checkpoint, self._model))
         except LeaseLost:
@@ -156,7 +156,7 @@ class Feed:
             return await self._request("replay", lambda: self._client.batch_groups(batch, self._model))
         await self.lease()
         fetched = await self.groups(0)
-        if self.current_lease.buffer != batch or not fetched.complete:
+        if self.current_lease.batch != batch or not fetched.complete:
             raise LeaseLost(f"the gateway has no record of batch {batch}")
         return fetched.groups
 
@@ -221,8 +221,8 @@ class Feed:
             if self.current_lease is not old:
                 return
             lease = await self._lease()
-            if lease.buffer != old.buffer:
-                raise LeaseLost(f"the lease of batch {old.buffer} ended: {refusal}")
+            if lease.batch != old.batch:
+                raise LeaseLost(f"the lease of batch {old.batch} ended: {refusal}")
             self.current_lease = lease
 
     async def _request(self, step: str, call: Callable[[], Awaitable[T]], retry: tuple[int, ...] = ()) -> T:

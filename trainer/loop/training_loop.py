@@ -215,13 +215,13 @@ class TrainingLoop:
     async def work(self, lease: Lease, clock: Clock) -> None:
         """Train the leased batch, and acknowledge it. Raise GatewayAhead for a batch above the trainer's version."""
         version = self.trainer.version
-        if lease.buffer > version:
+        if lease.batch > version:
             raise GatewayAhead(
-                f"the gateway leases batch {lease.buffer}, but the trainer is at version {version}"
+                f"the gateway leases batch {lease.batch}, but the trainer is at version {version}"
             )
-        if lease.buffer < version:
+        if lease.batch < version:
             await self.publication.finish()
-            await self._end_lease(lease.buffer)
+            await self._end_lease(lease.batch)
             return
         batch, measured = await self._trained(lease, clock)
         with clock.on("checkpoint"):
@@ -240,7 +240,7 @@ class TrainingLoop:
     async def _trained(self, lease: Lease, clock: Clock) -> tuple[Batch, dict[str, float]]:
         """Make the step of the leased batch, and return the batch and its figures."""
         try:
-            what = f"agents to earn the {lease.size} groups of batch {lease.buffer}"
+            what = f"agents to earn the {lease.size} groups of batch {lease.batch}"
             after_s = _LATER_S if self.metrics.has_steps else SILENT_S
             with naming_step("stream"), reported(self.metrics.notify, what, after_s):
                 batch = await self.stream(clock)

@@ -35,7 +35,7 @@ class Details:
             found = samples.samples_of(details, _SAMPLED_EPISODES, self._decode)
             samples.write(samples_file(directory, step), found)
         if details.choice.tokens:
-            metadata = {"step": step, "buffer": batch.version, "version": batch.version + 1}
+            metadata = {"step": step, "batch": batch.version, "version": batch.version + 1}
             path = tokens_file(directory, step)
             tokens.write(path, tokens.token_table(details), metadata)
             delete_oldest(path, self._settings.report.tokens_mib * 2**20)

@@ -198,7 +198,7 @@ class Metrics:
         line: dict[str, object] = {
             "time": round(time.time(), 3),
             "version": version + 1,
-            "buffer": version,
+            "batch": version,
             **finite,
         }
         if spans:

@@ -27,7 +27,7 @@ from trainer.report.trackers import REGISTRY, About, Tracker
 
 FINISH_S = 30.0
 """Seconds that the end of a run waits for all trackers; the next start sends the rest."""
-_NOT_FIGURES = frozenset({"time", "version", "buffer"})
+_NOT_FIGURES = frozenset({"time", "version", "batch"})
 _THREAD = "tracker "
 Notify = Callable[[str], None]
 
@@ -233,7 +233,7 @@ def figures_of(record: dict[str, Any]) -> dict[str, float]:
 
 def samples_of_line(directory: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the sample of a step's calls; empty if it has none. An evaluation's line has none."""
-    if not {"buffer", "step"} <= record.keys():
+    if not {"batch", "step"} <= record.keys():
         return []
     path = samples_file(directory, int(record["step"]))
     return read(path) if path.exists() else []

@@ -49,7 +49,7 @@ export interface TokensResponse {
 interface TrainedResponse {
   run: string;
   step: number;
-  buffer: number;
+  batch: number;
   version: number;
   logprob: Column;
   entropy: Column;

@@ -107,7 +107,7 @@ export interface Step {
   about: "episode" | "group" | "call";
   kind: string;
   reason: string;
-  buffer: number | null;
+  batch: number | null;
   entry: number | null;
   words: string;
 }

@@ -9,8 +9,8 @@ export interface GroupRow {
   members: Record<string, number>;
 }
 
-export interface Buffer {
-  buffer: number;
+export interface Batch {
+  batch: number;
   state: string;
   occupied: number;
   reserved: number;
@@ -21,12 +21,12 @@ export interface Buffer {
 export interface Ledger {
   late_groups: string;
   eta: number;
-  batch: number;
+  batch_size: number;
   version: number;
-  /** The next buffer to train. */
+  /** The next batch to train. */
   consumed: number;
-  lease: { buffer: number; consumer: string; left_s: number } | null;
-  buffers: Buffer[];
+  lease: { batch: number; consumer: string; left_s: number } | null;
+  batches: Batch[];
   /** Waiting groups, with the number of their episodes. */
   waiting: Record<string, number>;
   lost: { kind: string; reason: string; count: number }[];
@@ -41,15 +41,15 @@ export interface Entry {
 }
 
 /** The places of a batch: complete groups first, then those that run, then free ones (null). */
-export function entries(buffer: Buffer, batch: number): (Entry | null)[] {
+export function entries(batch: Batch, size: number): (Entry | null)[] {
   const order = (group: GroupRow) => (group.state === "occupied" ? 0 : 1);
-  const taken: (Entry | null)[] = [...buffer.groups]
+  const taken: (Entry | null)[] = [...batch.groups]
     .sort((a, b) => order(a) - order(b))
     .map((group) => {
       const lost = group.members["dropped"] ?? 0;
       return { group, done: group.members["rewarded"] ?? 0, members: Math.max(group.size, sum(group.members) - lost) };
     });
-  return [...taken, ...new Array<null>(Math.max(0, batch - taken.length)).fill(null)];
+  return [...taken, ...new Array<null>(Math.max(0, size - taken.length)).fill(null)];
 }
 
 /** Fields of groups and of free places that are drawn of a batch, and batches without a group that are drawn after the last with one. */
@@ -68,8 +68,8 @@ export function drawn(places: (Entry | null)[]): { shown: (Entry | null)[]; left
 }
 
 /** The batches that are drawn: those up to the last with a group, and a few after it. */
-export function begun(buffers: readonly Buffer[]): readonly Buffer[] {
-  return buffers.slice(0, buffers.findLastIndex((buffer) => buffer.groups.length > 0) + 1 + EMPTY);
+export function begun(batches: readonly Batch[]): readonly Batch[] {
+  return batches.slice(0, batches.findLastIndex((batch) => batch.groups.length > 0) + 1 + EMPTY);
 }
 
 const sum = (counts: Record<string, number>) => Object.values(counts).reduce((all, count) => all + count, 0);
@@ -79,30 +79,30 @@ export function waits(ledger: Ledger): string[] {
   return [trainer(ledger), next(ledger), waiting(ledger)].filter((sentence) => sentence !== null);
 }
 
-function trainer({ lease, consumed, buffers }: Ledger): string {
+function trainer({ lease, consumed, batches }: Ledger): string {
   if (!lease) {
-    const whole = buffers.find((one) => one.buffer === consumed)?.state.startsWith("READY");
+    const whole = batches.find((one) => one.batch === consumed)?.state.startsWith("READY");
     return `Batch ${consumed} ${whole ? "is complete and " : ""}waits for a trainer: none has requested it yet, or it still publishes a version.`;
   }
-  const buffer = buffers.find((one) => one.buffer === lease.buffer);
-  const complete = buffer?.state.startsWith("READY");
+  const batch = batches.find((one) => one.batch === lease.batch);
+  const complete = batch?.state.startsWith("READY");
   const left = lease.left_s > 0 ? `${duration(lease.left_s)} left` : "over its time";
   return complete
-    ? `${lease.consumer} trains batch ${lease.buffer}, which is complete (lease: ${left}).`
-    : `${lease.consumer} holds batch ${lease.buffer} and trains its groups as they come (lease: ${left}).`;
+    ? `${lease.consumer} trains batch ${lease.batch}, which is complete (lease: ${left}).`
+    : `${lease.consumer} holds batch ${lease.batch} and trains its groups as they come (lease: ${left}).`;
 }
 
-function next({ buffers, batch, slowest }: Ledger): string | null {
-  const buffer = buffers.find((one) => one.occupied < batch);
-  if (!buffer) return null;
-  const free = Math.max(0, batch - buffer.occupied - buffer.reserved);
+function next({ batches, batch_size: size, slowest }: Ledger): string | null {
+  const batch = batches.find((one) => one.occupied < size);
+  if (!batch) return null;
+  const free = Math.max(0, size - batch.occupied - batch.reserved);
   const causes = [
-    buffer.reserved > 0 ? `${plural(buffer.reserved, "group")} that ${buffer.reserved === 1 ? "runs" : "run"}` : "",
+    batch.reserved > 0 ? `${plural(batch.reserved, "group")} that ${batch.reserved === 1 ? "runs" : "run"}` : "",
     free > 0 ? `${plural(free, "group")} that ${free === 1 ? "has" : "have"} not begun` : "",
   ].filter(Boolean);
-  const slow = slowest?.find((one) => buffer.groups.some((group) => group.group_id === one.group_id));
+  const slow = slowest?.find((one) => batch.groups.some((group) => group.group_id === one.group_id));
   const longest = slow ? `; the slowest, ${slow.group_id}, since ${duration(slow.oldest_s)}` : "";
-  return `Batch ${buffer.buffer} waits for ${causes.join(" and ") || "nothing"}${longest}.`;
+  return `Batch ${batch.batch} waits for ${causes.join(" and ") || "nothing"}${longest}.`;
 }
 
 function waiting({ waiting, eta }: Ledger): string | null {

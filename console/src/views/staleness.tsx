@@ -1,4 +1,4 @@
-// Staleness: StaleFlow's buffers as a table that fills live, what waits for what, and which groups hold the others up.
+// Staleness: StaleFlow's batches as a table that fills live, what waits for what, and which groups hold the others up.
 import { get, session } from "../api";
 import { duration, plural } from "../format";
 import { is, useEvents } from "../live";
@@ -8,7 +8,7 @@ import { Empty, Failure, Loading } from "../parts/notice";
 import { Table } from "../parts/table";
 import { href } from "../router";
 import { model, recorded } from "../shell";
-import { begun, drawn, entries, waits, type Buffer, type Entry, type Ledger } from "../staleness/ledger";
+import { begun, drawn, entries, waits, type Batch, type Entry, type Ledger } from "../staleness/ledger";
 
 export function StalenessView() {
   const ask = (signal: AbortSignal) => get<Ledger>("/admin/v1/staleness", { model: model.value }, signal);
@@ -30,7 +30,7 @@ function Shown({ ledger }: { ledger: Ledger }) {
   const facts: [string, string][] = [
     ["Late groups", ledger.late_groups],
     ["Bound (eta)", plural(ledger.eta, "version")],
-    ["Batch", plural(ledger.batch, "group")],
+    ["Batch", plural(ledger.batch_size, "group")],
     ["Newest version", String(ledger.version)],
     ["Next to train", `batch ${ledger.consumed}`],
     ["Groups waiting", String(waiting.length)],
@@ -52,7 +52,7 @@ function Shown({ ledger }: { ledger: Ledger }) {
         ))}
       </ul>
       <h2>Batches</h2>
-      {ledger.buffers.length ? <Buffers ledger={ledger} /> : <Empty>No batch has a group: no training episode is open.</Empty>}
+      {ledger.batches.length ? <Batches ledger={ledger} /> : <Empty>No batch has a group: no training episode is open.</Empty>}
       <p class="hint">
         A field is a place for one group: full when all its rewards are there, half full while its episodes run. It shows the group's progress and the
         version that it began with; a group may be trained until its batch is {ledger.eta} past that version.
@@ -101,24 +101,24 @@ function Group({ id }: { id: string }) {
 const TONES: Record<string, Tone> = { READY: "good", READY_WITH_CAPACITY: "good", STUCK: "bad", PENDING: "plain" };
 const WORDS: Record<string, string> = { READY: "complete", READY_WITH_CAPACITY: "complete, with places left", STUCK: "stuck", PENDING: "filling" };
 
-function Buffers({ ledger }: { ledger: Ledger }) {
-  const state = (buffer: Buffer) =>
-    buffer.leased ? <Badge tone="info">being trained</Badge> : <Badge tone={TONES[buffer.state] ?? "plain"}>{WORDS[buffer.state] ?? buffer.state}</Badge>;
-  const rows = begun(ledger.buffers);
-  const empty = ledger.buffers.length - rows.length;
+function Batches({ ledger }: { ledger: Ledger }) {
+  const state = (batch: Batch) =>
+    batch.leased ? <Badge tone="info">being trained</Badge> : <Badge tone={TONES[batch.state] ?? "plain"}>{WORDS[batch.state] ?? batch.state}</Badge>;
+  const rows = begun(ledger.batches);
+  const empty = ledger.batches.length - rows.length;
   return (
     <>
       <Table
         caption="Batches and the groups in them"
         rows={rows}
-        id={(buffer) => buffer.buffer}
+        id={(batch) => batch.batch}
         columns={[
-          { head: "Batch", cell: (buffer) => <strong>{buffer.buffer}</strong>, number: true },
+          { head: "Batch", cell: (batch) => <strong>{batch.batch}</strong>, number: true },
           { head: "State", cell: state },
-          { head: "Complete", cell: (buffer) => `${buffer.occupied} of ${ledger.batch}`, number: true },
+          { head: "Complete", cell: (batch) => `${batch.occupied} of ${ledger.batch_size}`, number: true },
           {
             head: "Groups",
-            cell: (buffer) => <Places buffer={buffer} batch={ledger.batch} />,
+            cell: (batch) => <Places batch={batch} size={ledger.batch_size} />,
             class: "wide",
           },
         ]}
@@ -128,10 +128,10 @@ function Buffers({ ledger }: { ledger: Ledger }) {
   );
 }
 
-function Places({ buffer, batch }: { buffer: Buffer; batch: number }) {
-  const { shown, left } = drawn(entries(buffer, batch));
+function Places({ batch, size }: { batch: Batch; size: number }) {
+  const { shown, left } = drawn(entries(batch, size));
   return (
-    <ul class="entries" aria-label={`Groups of batch ${buffer.buffer}`}>
+    <ul class="entries" aria-label={`Groups of batch ${batch.batch}`}>
       {shown.map((entry, i) => (
         <li key={entry?.group.group_id ?? `free-${i}`}>{entry ? <Place entry={entry} /> : <span class="entry free">free</span>}</li>
       ))}
@@ -162,7 +162,7 @@ function Slowest({ ledger }: { ledger: Ledger }) {
       empty="No group runs."
       columns={[
         { head: "Group", cell: (one) => <Group id={one.group_id} /> },
-        { head: "Batch", cell: (one) => ledger.buffers.find((buffer) => buffer.groups.some((group) => group.group_id === one.group_id))?.buffer ?? "–", number: true },
+        { head: "Batch", cell: (one) => ledger.batches.find((batch) => batch.groups.some((group) => group.group_id === one.group_id))?.batch ?? "–", number: true },
         { head: "Runs since", cell: (one) => duration(one.oldest_s), number: true },
         {
           head: "Episodes",

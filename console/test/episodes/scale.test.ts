@@ -3,7 +3,7 @@ import { classOf, coloringOf, MODES, surprise } from "../../src/episodes/scale";
 import { drawn } from "./fixture";
 
 const figures = (values: (number | null)[]) => ({
-  ...{ run: "r", step: 4, buffer: 3, version: 4, logprob: values, entropy: values, advantage: values },
+  ...{ run: "r", step: 4, batch: 3, version: 4, logprob: values, entropy: values, advantage: values },
   ...{ weight: values, mismatch: values, clipped: values.map(() => 0) },
 });
 const nodes: Parameters<typeof drawn>[0] = [

@@ -43,20 +43,20 @@ class FenceBody(Body):
 
 
 class AckBody(FenceBody):
-    """The checkpoint that holds the buffer's effect."""
+    """The checkpoint that holds the batch's effect."""
 
     checkpoint: str
 
 
 class NackBody(FenceBody):
-    """The reason why the buffer was not trained."""
+    """The reason why the batch was not trained."""
 
     reason: str = ""
 
 
 @router.post("/leases")
 async def lease(body: LeaseBody, access: Admin) -> dict[str, Any]:
-    """Lease the next buffer to train, whole or not yet."""
+    """Lease the next batch to train, whole or not yet."""
     return asdict(await access.trained(body.model).leases.lease(body.consumer))
 
 
@@ -69,7 +69,7 @@ async def groups(
     wait: Annotated[float, Query(ge=0, le=3600)] = 0.0,
     model: Model = None,
 ) -> Response:
-    """Return the groups after `cursor`, as an Arrow stream; headers name the next cursor and whether the buffer is whole."""
+    """Return the groups after `cursor`, as an Arrow stream; headers name the next cursor and whether the batch is whole."""
     leased = await access.trained(model).leases.groups(lease_id, fence, cursor, wait)
     return await _stream(leased)
 
@@ -97,18 +97,18 @@ async def nack(lease_id: str, body: NackBody, access: Admin, model: Model = None
 
 @router.get("/batches")
 async def batches(access: Admin, model: Model = None) -> dict[str, Any]:
-    """Return the trained batches, in order: buffer, groups, trained_at."""
+    """Return the trained batches, in order: batch, groups, trained_at."""
     found = access.shown(model)
     return {"model": found.name, "batches": await found.batches.list()}
 
 
-@router.get("/batches/{buffer}/groups", response_class=Response)
-async def batch_groups(buffer: Number, access: Admin, model: Model = None) -> Response:
+@router.get("/batches/{batch}/groups", response_class=Response)
+async def batch_groups(batch: Number, access: Admin, model: Model = None) -> Response:
     """Return the groups of a trained batch, as the lease gave them and in that order; the headers are those of a lease.
 
     Only the flag ORPHANED may differ: it is current.
     """
-    groups = await access.shown(model).batches.groups(buffer)
+    groups = await access.shown(model).batches.groups(batch)
     return await _stream(LeasedGroups(groups, len(groups), True))
 
 

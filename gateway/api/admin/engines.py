@@ -146,7 +146,7 @@ async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
             raise Busy(message, retry_after=jittered(10.0), code="too_many_engines")
     engine = settings.engine_of(model.name)
     if body.node is not None:
-        tags = access.gateway.coordinator.nodes.one(body.node).given.tags
+        tags = access.gateway.coordinator.nodes.get(body.node).settings.tags
         if "rollout" not in tags:
             message = f"the node {body.node!r} lacks the tag 'rollout' (its tags: {', '.join(tags)})"
             raise Conflict(message, code="node_not_for_rollout")

@@ -13,6 +13,7 @@ from gateway.api.admin.admin_route import admin_router
 from gateway.store import episode_pages
 from gateway.store.episode_pages import EpisodeFilter, Place, Sort
 from gateway.store.previews import previews
+from gateway.store.records import EpisodeRecord
 from headgate.errors import BadRequest
 from headgate.types import EpisodeMode
 
@@ -116,7 +117,7 @@ async def list_episodes(
 
 
 def _previews(
-    connection: Connection, access: Access, rows: Sequence[dict[str, Any]]
+    connection: Connection, access: Access, rows: Sequence[EpisodeRecord]
 ) -> dict[str, dict[str, Any]]:
     groups = episode_pages.group_rewards(connection, list({row["group_id"] for row in rows}))
     found: dict[str, dict[str, Any]] = {

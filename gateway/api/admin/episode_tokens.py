@@ -61,7 +61,7 @@ async def get_tokens(
 
 
 Step = dict[str, Any] | None
-"""The step that trained on an episode: `buffer`, and what is stored of the step."""
+"""The step that trained on an episode: `batch`, and what is stored of the step."""
 
 
 def _read(connection: Connection, model: str, episode_id: str) -> tuple[Sequence[Node], Step]:
@@ -71,9 +71,9 @@ def _read(connection: Connection, model: str, episode_id: str) -> tuple[Sequence
     trained = next((s for s in reversed(story) if s["kind"] == "trained"), None)
     if trained is None or episode_id not in trained["details"].get("episodes", ()):
         return nodes, None
-    buffer = trained["buffer"]
-    known = trainer_steps.of_version(connection, model, buffer + 1)
-    return nodes, {"buffer": buffer, "version": buffer + 1, **(known or {})}
+    batch = trained["batch"]
+    known = trainer_steps.of_version(connection, model, batch + 1)
+    return nodes, {"batch": batch, "version": batch + 1, **(known or {})}
 
 
 def _marked(access: Access, model: str, nodes: Sequence[Node], step: Step) -> Sequence[Node]:
@@ -81,7 +81,7 @@ def _marked(access: Access, model: str, nodes: Sequence[Node], step: Step) -> Se
     trained = next((each for each in access.gateway.view.served_models() if each.name == model), None)
     if not isinstance(trained, ShownModel):
         return nodes
-    return trained.batches.reader.marked(nodes, -1 if step is None else step["buffer"])
+    return trained.batches.reader.marked(nodes, -1 if step is None else step["batch"])
 
 
 def _folders(access: Access, step: Step) -> list[Path]:
@@ -114,7 +114,7 @@ def _columns(
         return columns, None, f"{path} cannot be read: {error}"
     if found is None:
         return columns, None, f"{path} has nothing of this episode"
-    source = {"run": step["run"], "step": step["step"], "buffer": step["buffer"], "version": step["version"]}
+    source = {"run": step["run"], "step": step["step"], "batch": step["batch"], "version": step["version"]}
     return columns, {**source, **found}, ""
 
 

@@ -15,6 +15,7 @@ from gateway.episodes import retention
 from gateway.episodes.open_episode import CALLS
 from gateway.render.renderer import ChatRenderer
 from gateway.store import refused_calls, turns
+from gateway.store.records import EpisodeRecord
 from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
 from headgate.errors import BadRequest, NotFound, invalid
@@ -239,7 +240,7 @@ async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[
     return row
 
 
-def _named(row: dict[str, Any]) -> dict[str, Any]:
+def _named(row: EpisodeRecord) -> dict[str, Any]:
     return {"episode_id": row["id"], **row}
 
 

@@ -80,7 +80,7 @@ async def add_node(body: NodeBody, access: Admin) -> dict[str, Any]:
 async def remove_node(name: str, access: Admin) -> dict[str, Any]:
     """Remove a node; its engines are drained, so that their calls continue elsewhere, and stopped."""
     nodes = _nodes(access)
-    described = nodes.describe(nodes.one(name))
+    described = nodes.describe(nodes.get(name))
     nodes.remove(name)
     return {**described, "removed": True}
 

@@ -14,6 +14,7 @@ from gateway.api.admin.batches import Model
 from gateway.observe.explain import because, explain, verdict, with_refusals
 from gateway.render.tool_alarm import WORDS
 from gateway.store import decisions, episode_pages, episodes, refused_calls, turns
+from gateway.store.records import DecisionRecord, EpisodeRecord
 from gateway.training_feed.decision_log import Entry
 from headgate.errors import NotFound
 from scheduler.policies.staleness_state import GroupRow
@@ -33,16 +34,16 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
     groups: dict[int, list[dict[str, Any]]] = {}
     for group in ledger.groups():
         if group.state != "dropped":
-            groups.setdefault(group.buffer, []).append(_group(group))
+            groups.setdefault(group.batch, []).append(_group(group))
     return {
         "model": found.name,
         "late_groups": settings.late_groups,
         "eta": settings.eta,
-        "batch": settings.batch,
+        "batch_size": settings.batch,
         "version": ledger.version,
-        "consumed": ledger.next_buffer,
+        "consumed": ledger.next_batch,
         "lease": found.leases.current(),
-        "buffers": [{**asdict(row), "groups": groups.get(row.buffer, [])} for row in ledger.buffers()],
+        "batches": [{**asdict(row), "groups": groups.get(row.batch, [])} for row in ledger.batches()],
         "slowest": await gateway.database.read(lambda c: episode_pages.slowest_groups(c, found.name)),
         "waiting": gateway.view.waiting(found.name),
         "lost": await gateway.database.read(lambda c: decisions.counts(c, found.name, _LOST, _OF_LATE)),
@@ -64,8 +65,8 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
         decided for decided in rows if decided["model"] == model
     ]  # groups of other models may have the same name
     story = explain(rows, episode_id) if rows else []
-    buffer = next((s["buffer"] for s in reversed(story) if s["kind"] in ("trained", "occupied")), -1)
-    entry = Entry("", 0, buffer, [episode_id])
+    batch = next((s["batch"] for s in reversed(story) if s["kind"] in ("trained", "occupied")), -1)
+    entry = Entry("", 0, batch, [episode_id])
     reader = access.shown(model).batches.reader
 
     def tokens(connection: Connection) -> tuple[int, Counter[str]]:
@@ -96,10 +97,10 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
     }
 
 
-def _model_of(episode_id: str, row: dict[str, Any] | None, rows: list[dict[str, Any]]) -> str:
+def _model_of(episode_id: str, row: EpisodeRecord | None, rows: list[DecisionRecord]) -> str:
     """Return the model of an episode, opened or refused; "" if the episode is unknown."""
     if row is not None:
-        return str(row["model"])
+        return row["model"]
     return next((decided["model"] for decided in rows if decided["episode_id"] == episode_id), "")
 
 

@@ -60,7 +60,7 @@ async def get_version(version: Number, access: Admin, model: str | None = None) 
 
 @router.get("/status")
 async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
-    """Return a trained model's newest version and the ledger's buffers; every engine, and totals. `trained`: what its trainer
+    """Return a trained model's newest version and the ledger's batches; every engine, and totals. `trained`: what its trainer
     reported when it released its node after a batch."""
     gateway, reach, found = access.gateway, access.reach, access.shown(model)
     newest, bad = await found.versions.newest(), await found.versions.bad()
@@ -75,12 +75,12 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "weights": found.versions.current.path,
         "orphaned_versions": sorted(found.versions.orphans),
         "bad_versions": [{"version": number, "why": why} for number, why in bad.items()],
-        "consumed": ledger.next_buffer,
+        "consumed": ledger.next_batch,
         "free_slots": ledger.free_slots(),
         "drop_equal": ledger.settings.drop_equal,
         "max_model_len": found.settings.max_model_len,
         "trained": asdict(trained) if trained is not None else None,
-        "buffers": [asdict(row) for row in ledger.buffers()],
+        "batches": [asdict(row) for row in ledger.batches()],
         "engines": [engine for pool in pools for engine in pool.describe()],
         "waiting_calls": sum(pool.waiting for pool in pools),
         "open_episodes": sum(map(reach.has, gateway.view.open_models())),

@@ -201,7 +201,7 @@ class _Preparation:
         if number not in self._prompts:
             parsed, recorder = self._parsed, self._model.recorder
             if parsed.prompts:
-                self._prompts[number] = await recorder.given(parsed.prompts[number])
+                self._prompts[number] = await recorder.encode_prompt(parsed.prompts[number])
             else:
                 switches = self._model.renderer.switches(parsed.effort, parsed.thinking)
                 self._prompts[number] = await recorder.prepare(

@@ -23,7 +23,7 @@ from gateway.api.stream import EventStream, PendingResponse, openai_failure
 from gateway.api.v1.admission import EPISODE_HEADER
 from gateway.dialects.responses_output import error_event
 from gateway.episodes.callers import Caller
-from gateway.episodes.episodes import OpenEpisode
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation.upstream_call import UpstreamCall
 from headgate.errors import GatewayError
 

@@ -338,10 +338,10 @@ class System:
             self._left = repr(error)
             return False
         # One that waits for groups, which no agent opens any more, holds up all later ones.
-        full = takewhile(lambda row: row["occupied"] >= self.plan.batch, shown["buffers"])
-        ready = [row["buffer"] for row in full]
+        full = takewhile(lambda row: row["occupied"] >= self.plan.batch, shown["batches"])
+        ready = [row["batch"] for row in full]
         rows = await self._read("SELECT version FROM versions WHERE state = 'updating'")
-        self._left = f"{opened} episodes are open, buffers {ready} are ready, versions {rows} are updating"
+        self._left = f"{opened} episodes are open, batches {ready} are ready, versions {rows} are updating"
         return not ready and not opened and not rows
 
     async def _responds(self, url: str) -> bool:

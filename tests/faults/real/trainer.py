@@ -55,8 +55,8 @@ class Trainer:
             lease = await self._retry(
                 "lease", lambda: self._client.lease("trainer"), transient=(409, 425, 429)
             )
-            if lease.buffer > self.version:
-                self._log("ahead", buffer=lease.buffer, version=self.version)
+            if lease.batch > self.version:
+                self._log("ahead", batch=lease.batch, version=self.version)
                 await asyncio.sleep(1.0)
                 continue
             try:
@@ -85,13 +85,13 @@ class Trainer:
             await self._retry("renew", lambda: self._client.renew(lease))
 
     async def _work(self, lease: Lease) -> None:
-        if lease.buffer == self.version:
+        if lease.batch == self.version:
             groups = await self._stream(lease)
             await asyncio.sleep(self._plan["train_s"])
-            self._checkpoint(lease.buffer, groups)
+            self._checkpoint(lease.batch, groups)
         await self._publish()
         await self._retry("ack", lambda: self._client.ack(lease, str(self._checkpoints)))
-        self._log("acked", buffer=lease.buffer, fence=lease.fence)
+        self._log("acked", batch=lease.batch, fence=lease.fence)
 
     async def _stream(self, lease: Lease) -> list[dict[str, Any]]:
         cursor, groups = 0, []
@@ -105,12 +105,12 @@ class Trainer:
             if got.complete:
                 return groups
 
-    def _checkpoint(self, buffer: int, groups: list[dict[str, Any]]) -> None:
-        self.version = buffer + 1
+    def _checkpoint(self, batch: int, groups: list[dict[str, Any]]) -> None:
+        self.version = batch + 1
         draft = self._checkpoints / f".{self.version}"
-        draft.write_text(json.dumps({"buffer": buffer, "groups": groups, "at": time.time()}))
+        draft.write_text(json.dumps({"batch": batch, "groups": groups, "at": time.time()}))
         draft.rename(self._checkpoints / f"{self.version}.json")
-        self._log("checkpoint", version=self.version, buffer=buffer, groups=[g["group"] for g in groups])
+        self._log("checkpoint", version=self.version, batch=batch, groups=[g["group"] for g in groups])
 
     async def _publish(self) -> None:
         """Publish the newest checkpoint until a version of it is live."""

@@ -263,7 +263,7 @@ class Cluster:
             self.loop.settle()
 
     async def _publish(self, coordinator: Process) -> None:
-        versions = coordinator.services.coordinator.models.one(MODEL).versions
+        versions = coordinator.services.coordinator.models.get(MODEL).versions
         assert isinstance(versions, Versions)
         newest = coordinator.database.look(lambda c: statements.newest_version(c, MODEL))
         assert newest is not None

@@ -33,7 +33,7 @@ LEASE_S = 10.0
 
 
 class FeedCoordinator(Coordinator):
-    """A coordinator with a ledger and the leases of its buffers."""
+    """A coordinator with a ledger and the leases of its batches."""
 
     ledger: StoredLedger
     leases: Leases
@@ -148,7 +148,7 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
             else:
                 await leases.renew(lease.lease_id, lease.fence)
         except (Conflict, NotFound) as error:
-            if request.kind == "ack" and error.code != "buffer_not_ready":
+            if request.kind == "ack" and error.code != "batch_not_ready":
                 self.known.refused.add(key)
             return
         if request.kind == "ack" and request.received:
@@ -175,8 +175,8 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
             return
         rows = {row["id"]: row for row in self.rows()}
         events = self.look(lambda c: statements.events(c, "m"))
-        consumed = [event["buffer"] for event in events if event["type"] == "Consume"]
-        acked = [row["buffer"] for row in rows.values() if row["state"] == "acked"]
+        consumed = [event["batch"] for event in events if event["type"] == "Consume"]
+        acked = [row["batch"] for row in rows.values() if row["state"] == "acked"]
         assert len(set(consumed)) == len(consumed)
         assert sorted(acked) == sorted(consumed)
         assert sum(row["state"] == "held" for row in rows.values()) <= 1, (list(rows.values()), events[-8:])
@@ -209,12 +209,12 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
         self.advance(LEASE_S + 1.0)
         self.groups_are_rewarded(3)
         self.now.database.at_once = True
-        buffer = self.now.ledger.rule.next_buffer
+        batch = self.now.ledger.rule.next_batch
         lease = self.loop.run(self.now.leases.lease("c"))
-        assert lease.buffer == buffer
+        assert lease.batch == batch
         for _ in range(2):
             self.loop.run(self.now.leases.ack(lease.lease_id, lease.fence, "done"))
-        assert self.now.ledger.rule.next_buffer > buffer
+        assert self.now.ledger.rule.next_batch > batch
         self.what_is_stored_is_what_was_reported()
 
 

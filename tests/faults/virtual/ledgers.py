@@ -177,8 +177,8 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
     def train(self) -> None:
         """Consume a complete batch."""
         pure = self.now.ledger.rule
-        if pure.complete(pure.next_buffer):
-            self.send(self.now.ledger.apply(Consume(pure.next_buffer)))
+        if pure.complete(pure.next_batch):
+            self.send(self.now.ledger.apply(Consume(pure.next_batch)))
 
     @rule(step=st.integers(1, 2))
     def publish(self, step: int) -> None:
@@ -225,7 +225,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
 
     def a_group_goes_through(self) -> None:
         """Once nothing is open, a new group is admitted and rewarded."""
-        while (pure := self.now.ledger.rule).complete(pure.next_buffer):
+        while (pure := self.now.ledger.rule).complete(pure.next_batch):
             self.train()
             self.settle()
         self.publish(2)

@@ -125,7 +125,7 @@ class World:
     def check_ended(self, *episodes: str) -> None:
         """Check that these episodes have ended in every part that knows them, and that all others are in exactly one state."""
         rows, members = self.rows(), self.members()
-        live, over = set(self.episodes._live), set(self.episodes._closing.over)
+        live, over = set(self.episodes._live), set(self.episodes._closing.unclosed)
         assert [rows[episode].state for episode in episodes] == ["closed"] * len(episodes)
         assert not [e for e in episodes if members.get(e) in ("open", "grading")], (
             "its place is held for ever"

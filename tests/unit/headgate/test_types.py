@@ -27,7 +27,7 @@ def test_flags_of_sampling_parameters() -> None:
 
 
 SCHEMA_2 = [
-    *("group_id", "task_id", "group_version", "buffer", "episode_id", "reward", "node", "parent", "at", "sampled", "ids"),
+    *("group_id", "task_id", "group_version", "batch", "episode_id", "reward", "node", "parent", "at", "sampled", "ids"),
     *("logprobs", "versions", "flags", "temperature", "mask_reason", "call_id", "call_reward"),
 ]  # fmt: skip
 """The columns of the feed's schema 2 when it was new."""

@@ -91,7 +91,7 @@ async def running(loop: TrainingLoop) -> AsyncIterator[asyncio.Task[None]]:
 def lines(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The lines of metrics.jsonl about evaluations, and those about steps."""
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
-    return [r for r in records if "buffer" not in r], [r for r in records if "buffer" in r]
+    return [r for r in records if "batch" not in r], [r for r in records if "batch" in r]
 
 
 async def evaluated(gateway: RunningGateway) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ async def test_versions_are_evaluated_before_during_and_after_training(
     ids = {episode["episode_id"] for episode in await evaluated(gateway)}
     assert len(ids) == 6
     for batch in await gateway.admin.batches():
-        groups = await gateway.admin.batch_groups(batch["buffer"])
+        groups = await gateway.admin.batch_groups(batch["batch"])
         assert ids.isdisjoint(episode.episode_id for group in groups for episode in group.episodes)
 
 

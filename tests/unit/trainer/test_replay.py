@@ -81,7 +81,7 @@ async def test_batches_since_the_checkpoint_are_trained_again_and_nothing_is_pub
     status = await gateway.admin.status()
     assert (status["version"], status["consumed"], status["orphaned_versions"]) == (4, 4, [])
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
-    assert [record["buffer"] for record in records] == [3]
+    assert [record["batch"] for record in records] == [3]
     assert [d.name for d in sorted((settings.run.dir / "checkpoints").glob("v*"))] == ["v000000", "v000004"]
 
 
@@ -120,7 +120,7 @@ async def test_other_weights_than_were_published_begin_a_new_line(
 async def test_a_batch_that_a_new_line_was_not_trained_on_is_given_back(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Buffer 1 is complete and leased, and its number is below that of the new line."""
+    """Batch 1 is complete and leased, and its number is below that of the new line."""
     settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY)
     await killed_after(gateway, settings, "ack", "publish")
     optimizer = settings.optimizer.model_copy(update={"lr": 1e-4})
@@ -129,7 +129,7 @@ async def test_a_batch_that_a_new_line_was_not_trained_on_is_given_back(
         lost = [group.group_id for group in await loop.feed.record(1)]
         async with within("the trainer is through", 120):
             await loop.train()
-    trained = {batch["buffer"]: batch for batch in await gateway.admin.batches()}
+    trained = {batch["batch"]: batch for batch in await gateway.admin.batches()}
     assert sorted(trained) == [0, 3, 4]
     lost_episodes = await gateway.admin.episodes(group_id=lost[0])
     assert all(["skipped" in json.dumps(await gateway.admin.why(e["episode_id"])) for e in lost_episodes])
@@ -148,10 +148,10 @@ async def test_a_record_that_is_gone_begins_a_new_line(
     await killed_after(gateway, settings, "ack", "ack")
     known = Feed.record
 
-    async def record(self: Feed, buffer: int) -> tuple[Group, ...]:
-        if buffer == 1:
+    async def record(self: Feed, batch: int) -> tuple[Group, ...]:
+        if batch == 1:
             raise GatewayRefused(404, "no batch 1 was trained", "no_batch", None)
-        return await known(self, buffer)
+        return await known(self, batch)
 
     monkeypatch.setattr(Feed, "record", record)
     async with loop_of(gateway, settings) as loop:

@@ -96,7 +96,7 @@ async def test_a_trainer_begins_with_a_partial_batch_once_no_other_needs_its_nod
         await earn(gateway, "a")
         await until(lambda: trainer.taken == 1, "the first group is taken", 60)
         assert checks == (6 if lent else 1)
-        assert loop.feed.current_lease.buffer == 0
+        assert loop.feed.current_lease.batch == 0
         await earn(gateway, "b")
         await until(lambda: trainer.taken == 2, "the second is taken", 60)
         work.cancel()
@@ -164,7 +164,7 @@ async def test_every_version_is_trained_published_and_acknowledged(
             assert spent == pytest.approx(seconds[f"seconds/{name}"], abs=0.01)
     assert list((settings.run.dir / "tensorboard").iterdir())
     events = [event["data"] async for event in gateway.admin.events(after=0, kinds=["trainer"], wait_s=0)]
-    internal = {"time", "version", "buffer", "spans"}
+    internal = {"time", "version", "batch", "spans"}
     assert events == [
         {
             "step": record["version"],
@@ -206,14 +206,14 @@ async def test_a_crash_after_the_checkpoint_trains_nothing_twice(
     async with episodes(gateway):
         async with loop_of(gateway, settings) as loop, within("the trainer is through"):
             await train_one(loop, publish=published, ack=False)
-        # A new process: it holds the checkpoint of version 1, and is given buffer 0 again.
+        # A new process: it holds the checkpoint of version 1, and is given batch 0 again.
         async with loop_of(gateway, settings) as loop, within("the trainer is through"):
             assert loop.trainer.version == 1
-            assert (await loop.feed.lease()).buffer == 0
+            assert (await loop.feed.lease()).batch == 0
             await loop.train()
     assert (await gateway.admin.status())["consumed"] == 2
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
-    assert [record["buffer"] for record in records] == [1]
+    assert [record["batch"] for record in records] == [1]
 
 
 async def test_a_batch_that_the_gateway_will_not_pass_over_is_refused_by_name(

@@ -267,7 +267,7 @@ async def test_a_run_writes_the_tokens_of_every_so_many_steps(
         assert trained.weight.mean() == pytest.approx(record["importance_weight"], rel=1e-4)
         assert (-trained.mismatch).mean() == pytest.approx(record["kl_recorded_k1"], rel=1e-4)
         assert json.loads(pq.read_schema(path).metadata[b"headgate"]) == {
-            "step": step, "buffer": step - 1, "version": step
+            "step": step, "batch": step - 1, "version": step
         }  # fmt: skip
 
 

@@ -274,7 +274,7 @@ def write(folder: Path, *records: dict[str, Any]) -> None:
 
 
 def line(version: int, **figures: Any) -> dict[str, Any]:
-    return {"time": 1.5, "version": version, "buffer": version - 1, "spans": [["idle", 1, 2]]} | figures
+    return {"time": 1.5, "version": version, "batch": version - 1, "spans": [["idle", 1, 2]]} | figures
 
 
 def test_a_tracker_that_fails_warns_once_and_gets_everything_in_order(tmp_path: Path) -> None:

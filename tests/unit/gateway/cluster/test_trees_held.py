@@ -50,7 +50,7 @@ class Link:
         question: dict[str, Any] = await self.follower._outbox.get()
         live = OpenEpisode(episode_id, "t", "g", "train", "m", 0.0, 0.0)
         self.follower._on_message(
-            {"response": question["ask"], "episode": episode_to_json(live), "exclusive": False}
+            {"answer": question["request"], "episode": episode_to_json(live), "exclusive": False}
         )
         self.trees.begin(episode_id)
         return await asking
@@ -58,7 +58,7 @@ class Link:
     async def ends(self, episode_id: str) -> None:
         """Report the end of an episode as the coordinator does."""
         over = closed(episode_id, "rewarded")
-        self.follower._on_message({"do": "end", "id": 1, "episode": episode_id, **error_to_json(over)})
+        self.follower._on_message({"action": "end", "id": 1, "episode": episode_id, **error_to_json(over)})
         await asyncio.gather(*self.follower._ending)
 
 

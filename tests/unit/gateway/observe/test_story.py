@@ -14,7 +14,7 @@ from headgate.end_reasons import NO_FAILURE
 def row(kind: str, episode: str = "", reason: str = "", /, **details: Any) -> dict[str, Any]:
     """Return a decision about an episode, or about its group where none is named."""
     return {
-        "at": 0.0, "kind": kind, "episode_id": episode, "reason": reason, "buffer": 3, "entry": 1, "details": details
+        "at": 0.0, "kind": kind, "episode_id": episode, "reason": reason, "batch": 3, "entry": 1, "details": details
     }  # fmt: skip
 
 

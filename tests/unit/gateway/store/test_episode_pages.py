@@ -80,8 +80,8 @@ def filled(engine: Engine) -> Engine:
     with engine.begin() as connection:
         connection.execute(insert(EpisodeRow), ROWS)
         tallies.recount(connection)
-        for buffer, model, group in [(4, *one) for one in sorted(TRAINED)] + [(5, "a", "group-3")]:
-            insert_decisions(connection, model, [Decision("trained", group, buffer=buffer)])
+        for batch, model, group in [(4, *one) for one in sorted(TRAINED)] + [(5, "a", "group-3")]:
+            insert_decisions(connection, model, [Decision("trained", group, batch=batch)])
     return engine
 
 

@@ -22,7 +22,7 @@ from headgate.errors import Fenced
 from tests.unit.gateway.store.locks import wait_for_a_lock
 from tests.unit.gateway.store.rows import episode
 
-LEASE = {"fence": 3, "id": "l", "model": "m", "buffer": 1, "consumer": "t", "state": "held"}
+LEASE = {"fence": 3, "id": "l", "model": "m", "batch": 1, "consumer": "t", "state": "held"}
 
 
 @pytest.fixture
@@ -64,28 +64,28 @@ def test_every_change_has_its_event_in_the_order_of_the_changes(engine: Engine, 
             lambda c: decisions.insert_decisions(
                 c, "m", [
                     Decision("dropped", "g", "e", "stale", 1, details={"by": 2}), Decision("deleted", "g", "e"),
-                    Decision("occupied", "g", buffer=0, entry=0),
+                    Decision("occupied", "g", batch=0, entry=0),
                 ],
             ),
             [
-                ("episode.dropped", "e", "g", {"reason": "stale", "buffer": 1, "by": 2}),
-                ("group.occupied", "", "g", {"buffer": 0, "entry": 0}),
+                ("episode.dropped", "e", "g", {"reason": "stale", "batch": 1, "by": 2}),
+                ("group.occupied", "", "g", {"batch": 0, "entry": 0}),
             ],
         ),
         (
             lambda c: ledger.insert_lease(c, LEASE, 10.0),
-            [("batch.leased", "", "", {"lease_id": "l", "buffer": 1, "fence": 3, "consumer": "t"})],
+            [("batch.leased", "", "", {"lease_id": "l", "batch": 1, "fence": 3, "consumer": "t"})],
         ),
         (
             lambda c: ledger.end_lease(c, "m", 3, "acked", "c-1"),
-            [("batch.acked", "", "", {"lease_id": "l", "buffer": 1, "fence": 3, "consumer": "t", "checkpoint": "c-1"})],
+            [("batch.acked", "", "", {"lease_id": "l", "batch": 1, "fence": 3, "consumer": "t", "checkpoint": "c-1"})],
         ),
         (lambda c: ledger.end_lease(c, "m", 99, "acked", "c-1"), []),
         (
             lambda c: (ledger.insert_lease(c, later, 10.0), ledger.skip_leases(c, "m", 2)),
             [
-                ("batch.leased", "", "", {"lease_id": "l4", "buffer": 1, "fence": 4, "consumer": "t"}),
-                ("batch.skipped", "", "", {"lease_id": "l4", "buffer": 1, "fence": 4, "consumer": "t"}),
+                ("batch.leased", "", "", {"lease_id": "l4", "batch": 1, "fence": 4, "consumer": "t"}),
+                ("batch.skipped", "", "", {"lease_id": "l4", "batch": 1, "fence": 4, "consumer": "t"}),
             ],
         ),
         (

@@ -15,16 +15,16 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, insert, inspect, text
+from sqlalchemy import Connection, create_engine, inspect, text
 from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config import FeedSettings, StalenessSettings, StoreSettings
 from gateway.config.settings import ConfigError
-from gateway.store import coordination, decisions, ledger, schema, turns
+from gateway.store import coordination, ledger, schema, turns
 from gateway.store.connections import connect, driver
 from gateway.store.database import Database
-from gateway.store.models import Base, DecisionRow
+from gateway.store.models import Base
 from gateway.training_feed.groups import GroupReader
 from gateway.training_feed.leases import Leases
 from gateway.training_feed.ledger import StoredLedger
@@ -227,29 +227,58 @@ def test_reasons_come_to_a_store_that_had_none_and_go_again(connection: Connecti
     assert stored(connection, "calls") == [{**row, "reward": None} for row in before["calls"]]
     for table in ("episodes", "nodes", "versions"):
         assert stored(connection, table) == before[table], table
-    of_group = {
-        "model": "sums",
-        "group_id": "g",
-        "at": 1.0,
-        "reason": "",
-        "buffer": 0,
-        "entry": None,
-        "details": {},
-    }
-    decided = [
-        {**of_group, "episode_id": "ep-0", "kind": "admitted", "details": {"version": 0}},
-        {**of_group, "episode_id": "", "kind": "trained", "entry": 0},
-    ]
-    connection.execute(insert(DecisionRow), decided)
     connection.execute(text("UPDATE calls SET reward = 0.5 WHERE id = 'call-1'"))
-    assert [row["kind"] for row in decisions.of_episode(connection, "ep-0")] == ["admitted", "trained"]
     command.downgrade(config(connection), "0002")
     assert {table: stored(connection, table) for table in before} == before
     assert "decisions" not in tables(connection)
 
 
+def test_batches_get_their_name_in_columns_and_events(connection: Connection) -> None:
+    """A client's word and the size of a batch keep theirs; a downgrade restores every row."""
+    command.upgrade(config(connection), "0022")
+    events = [
+        '{"type":"Settings","batch":2}', '{"type":"Consume","buffer":1}', '{"type":"Join","group_id":"\\"buffer\\":"}'
+    ]  # fmt: skip
+    commands = (
+        '[{"type":"Late","group_id":"g","from_buffer":0,"to_buffer":1},{"type":"BufferReady","buffer":1}]'
+    )
+    for seq, event in enumerate(events):
+        values = {"seq": seq + 1, "event": event, "commands": commands}
+        connection.execute(
+            text("INSERT INTO ledger_events VALUES (:seq, 1.0, :event, :commands, 'm')"), values
+        )
+    for kind in ("batch.leased", "episode.opened"):
+        row = {"kind": kind, "data": '{"buffer":1}'}
+        connection.execute(
+            text(
+                "INSERT INTO events (at, kind, model, episode_id, group_id, data) VALUES (1, :kind, 'm', '', '', :data)"
+            ),
+            row,
+        )
+    before = {table: stored(connection, table) for table in ("ledger_events", "events")}
+    command.upgrade(config(connection), "0023")
+    read = connection.dialect.name == "sqlite"
+    found, reported = (
+        [
+            {name: json.loads(value) if read and name in ("event", "commands", "data") else value for name, value in row.items()}
+            for row in stored(connection, table)
+        ]
+        for table in before
+    )  # fmt: skip
+    assert [row["event"] for row in found] == [
+        json.loads(e.replace('"buffer":1', '"batch":1')) for e in events
+    ]
+    assert found[0]["commands"] == [
+        {"type": "OverBound", "group_id": "g", "from_batch": 0, "to_batch": 1},
+        {"type": "BatchReady", "batch": 1},
+    ]
+    assert [row["data"] for row in reported] == [{"batch": 1}, {"buffer": 1}]
+    command.downgrade(config(connection), "0022")
+    assert {table: stored(connection, table) for table in before} == before
+
+
 async def test_a_lease_of_an_older_build_is_over(empty_url: str) -> None:
-    """Its deadline is unknown after a restart: the next consumer gets the buffer."""
+    """Its deadline is unknown after a restart: the next consumer gets the batch."""
     engine = create_engine(driver(empty_url))
     with engine.begin() as connection:
         command.upgrade(config(connection), "0001")

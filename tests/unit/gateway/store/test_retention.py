@@ -44,13 +44,13 @@ def decide(connection: Connection, *decisions: Decision) -> None:
     insert_decisions(connection, "m", decisions)
 
 
-def trained(group: str, *names: str, buffer: int = 0) -> Decision:
-    return Decision("trained", group, buffer=buffer, entry=0, details={"episodes": list(names)})
+def trained(group: str, *names: str, batch: int = 0) -> Decision:
+    return Decision("trained", group, batch=batch, entry=0, details={"episodes": list(names)})
 
 
-def acked(connection: Connection, fence: int, buffer: int, checkpoint: str) -> None:
+def acked(connection: Connection, fence: int, batch: int, checkpoint: str) -> None:
     row = {
-        "model": "m", "fence": fence, "id": f"lease-{fence}", "buffer": buffer, "consumer": "c", "state": "acked",
+        "model": "m", "fence": fence, "id": f"lease-{fence}", "batch": batch, "consumer": "c", "state": "acked",
         "checkpoint": checkpoint, "created_at": 1.0, "deadline": 1.0,
     }  # fmt: skip
     connection.execute(insert(LeaseRow), row)
@@ -111,10 +111,10 @@ def test_an_episode_without_a_decision_stays(connection: Connection) -> None:
 
 
 def test_batches_from_the_first_that_names_the_newest_checkpoint_on_are_kept(connection: Connection) -> None:
-    for buffer in range(5):
-        episode(connection, f"ep-{buffer}", f"g{buffer}")
-        decide(connection, trained(f"g{buffer}", f"ep-{buffer}", buffer=buffer))
-        acked(connection, buffer + 1, buffer, "one" if buffer < 2 else "two")
+    for batch in range(5):
+        episode(connection, f"ep-{batch}", f"g{batch}")
+        decide(connection, trained(f"g{batch}", f"ep-{batch}", batch=batch))
+        acked(connection, batch + 1, batch, "one" if batch < 2 else "two")
     assert swept(connection).needed == {"checkpoint": 3}
     assert there(connection) == {"ep-2", "ep-3", "ep-4"}
 

@@ -172,7 +172,7 @@ def test_more_ids_than_a_question_has_room_for(engine: Engine, monkeypatch: pyte
 def test_decisions_come_back_in_order(engine: Engine) -> None:
     kinds = [f"kind{number}" for number in range(20)]
     with engine.connect() as connection:
-        made = [Decision(kind, "g\0", "e", buffer=n, details={"n": n}) for n, kind in enumerate(kinds)]
+        made = [Decision(kind, "g\0", "e", batch=n, details={"n": n}) for n, kind in enumerate(kinds)]
         decisions.insert_decisions(connection, "m", made[:10])
         for one in made[10:]:
             decisions.insert_decisions(connection, "m", [one])

@@ -185,17 +185,17 @@ async def test_a_lease_goes_on_after_a_restart_until_its_own_deadline(store_url:
     await database.close()
 
 
-async def test_a_buffer_that_is_passed_over_ends_its_lease(database: Database) -> None:
+async def test_a_batch_that_is_passed_over_ends_its_lease(database: Database) -> None:
     ledger = await StoredLedger.load(database, MINE, "m")
     leases = await leases_of(database, ledger)
     lease = await leases.lease("trainer")
     await ledger.apply(Publish(1))
     assert leases.current() is None
-    with pytest.raises(NotFound, match="buffer 0 was passed over, the next to train is 1") as error:
+    with pytest.raises(NotFound, match="batch 0 was passed over, the next to train is 1") as error:
         await leases.renew(lease.lease_id, lease.fence)
     assert error.value.code == "no_lease"
     another = await leases.lease("another")
-    assert (another.buffer, another.fence > lease.fence) == (1, True)
+    assert (another.batch, another.fence > lease.fence) == (1, True)
     states = await database.read(lambda c: c.exec_driver_sql("SELECT state FROM leases ORDER BY fence").all())
     assert [state for (state,) in states] == ["skipped", "held"]
 
@@ -246,9 +246,9 @@ async def test_a_batch_is_leased_as_it_grows_and_read_again_as_it_was_trained(da
     ledger = await StoredLedger.load(database, MINE, "m")
     leases = await leases_of(database, ledger)
     given = []
-    for buffer in range(2):
+    for batch in range(2):
         lease = await leases.lease("trainer")
-        first, second = [f"{buffer}{number}" for number in range(MINE.batch)]
+        first, second = [f"{batch}{number}" for number in range(MINE.batch)]
         await _rewarded(database, ledger, first)
         begun = await leases.groups(lease.lease_id, lease.fence, 0, 0.0)
         assert ([group.group_id for group in begun.groups], begun.complete) == ([first], False)
@@ -262,9 +262,9 @@ async def test_a_batch_is_leased_as_it_grows_and_read_again_as_it_was_trained(da
         await leases.ack(lease.lease_id, lease.fence, "checkpoint")
         given.append(begun.groups + ended.groups)
     batches = Batches(database, GroupReader("m", MINE))
-    assert [(row["buffer"], row["groups"]) for row in await batches.list()] == [(0, 2), (1, 2)]
-    for buffer, groups in enumerate(given):
-        assert await batches.groups(buffer) == groups
+    assert [(row["batch"], row["groups"]) for row in await batches.list()] == [(0, 2), (1, 2)]
+    for batch, groups in enumerate(given):
+        assert await batches.groups(batch) == groups
     with pytest.raises(NotFound) as missing:
         await batches.groups(2)
     assert missing.value.code == "no_batch"

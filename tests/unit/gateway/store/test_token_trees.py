@@ -93,7 +93,7 @@ async def test_processes_go_on_with_each_others_replies(database: Database) -> N
     stored = values(await database.read(lambda c: turns.nodes(c, "m", ["e"])["e"]))
     assert len(stored) == 10
     for recorder in (one, other):
-        assert values(recorder._lineages["e"].tree.nodes) == stored
+        assert values(recorder._trees["e"].tree.nodes) == stored
 
 
 async def test_after_a_restart_a_model_goes_on_with_its_own_replies_alone(database: Database) -> None:

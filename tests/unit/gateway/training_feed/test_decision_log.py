@@ -85,15 +85,15 @@ class World:
             case ("close", group):
                 return CloseGroup(group, "members_missing")
             case ("lease",):
-                return Leased(self.ledger.next_buffer)
+                return Leased(self.ledger.next_batch)
             case ("return",):
-                return Returned(self.ledger.next_buffer)
+                return Returned(self.ledger.next_batch)
             case ("consume",):
-                return Consume(self.ledger.next_buffer)
+                return Consume(self.ledger.next_batch)
             case ("publish",):
                 return Publish(self.ledger.version + 1)
             case ("unstick", action):
-                return Unstick(self.ledger.next_buffer, action)
+                return Unstick(self.ledger.next_batch, action)
         raise AssertionError(step)
 
     def take(self, event: Event) -> None:
@@ -111,7 +111,7 @@ class World:
         for command in commands:
             if isinstance(command, Consumed):
                 gone = {e for e in self.rewarded if self.group_of[e] in command.group_ids}
-                self.trained |= dict.fromkeys(gone, command.buffer)
+                self.trained |= dict.fromkeys(gone, command.batch)
                 self.rewarded -= gone
             if isinstance(command, Skipped):
                 self.rewarded -= {e for e in self.rewarded if self.group_of[e] in command.group_ids}
@@ -133,7 +133,7 @@ class World:
 
 
 def row(decision: Decision) -> dict[str, Any]:
-    fields = ("kind", "group_id", "episode_id", "reason", "buffer", "entry", "details")
+    fields = ("kind", "group_id", "episode_id", "reason", "batch", "entry", "details")
     return {"at": 0.0, **{name: getattr(decision, name) for name in fields}}
 
 
@@ -154,7 +154,7 @@ def check(world: World) -> None:
             assert words.startswith("not trained, because "), (episode, story)
             assert fates
         elif group.state == "occupied" and state == "rewarded":
-            assert words.startswith(f"waiting in batch {group.buffer}, as number "), (words, story)
+            assert words.startswith(f"waiting in batch {group.batch}, as number "), (words, story)
             assert not fates
         elif group.state == "reserved":
             assert words.startswith("still running"), (words, story)
@@ -179,7 +179,7 @@ def test_a_group_that_is_passed_over_was_in_its_batch_until_a_version() -> None:
     for event in (Join("g", "m", 1), Reward("m", 1.0), Publish(3)):
         world.take(event)
     last = world.rows[-1]
-    assert (last["kind"], last["group_id"], last["buffer"], last["details"]) == (
+    assert (last["kind"], last["group_id"], last["batch"], last["details"]) == (
         "skipped", "g", 0, {"first": 0, "until": 3}
     )  # fmt: skip
 

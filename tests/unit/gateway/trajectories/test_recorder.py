@@ -84,9 +84,9 @@ async def test_each_token_is_stored_with_its_version_and_with_what_is_wrong_with
     turn.append([6], [-0.5])
     greedy = Sampling(temperature=0.0)
     await recorder.record(
-        "e", await recorder.given([1, 2]), turn, TurnDetails("chat", False, {}, greedy, 0.0), None
+        "e", await recorder.encode_prompt([1, 2]), turn, TurnDetails("chat", False, {}, greedy, 0.0), None
     )
-    (prompt, sampled), call = submit.call_args.args[0].what
+    (prompt, sampled), call = submit.call_args.args[0].row
     assert (prompt.ids.tolist(), prompt.sampled, sampled.ids.tolist()) == ([1, 2], False, [4, 5, 6])
     assert (sampled.versions.tolist(), sampled.newest.tolist()) == ([3, 3, 3], [3, 3, 4])
     assert sampled.flags.tolist() == [
@@ -103,8 +103,8 @@ async def test_a_turn_whose_account_is_false_is_not_trained(known: str, stored: 
     turn.append([4], [-0.5])
     turn.end_run([("9", 1)])
     details = TurnDetails("chat", False, {}, Sampling(), 0.0, mask_reason=known)
-    await recorder.record("e", await recorder.given([1, 2]), turn, details, None)
-    (_, sampled), _ = submit.call_args.args[0].what
+    await recorder.record("e", await recorder.encode_prompt([1, 2]), turn, details, None)
+    (_, sampled), _ = submit.call_args.args[0].row
     assert sampled.mask_reason == stored
 
 
@@ -125,10 +125,10 @@ async def test_a_turn_that_could_not_be_stored_is_in_no_tree() -> None:
     database.read.return_value = [], []
     submit.side_effect = Unavailable("no disk", retry_after=1.0, code="store_unavailable")
     with pytest.raises(Unavailable):
-        await recorder.record("e", await recorder.given([1, 2]), turn_of("lost"), DETAILS, None)
+        await recorder.record("e", await recorder.encode_prompt([1, 2]), turn_of("lost"), DETAILS, None)
     submit.side_effect = None
-    await recorder.record("e", await recorder.given([1, 2]), turn_of("kept"), DETAILS, None)
-    nodes, call = submit.call_args.args[0].what
+    await recorder.record("e", await recorder.encode_prompt([1, 2]), turn_of("kept"), DETAILS, None)
+    nodes, call = submit.call_args.args[0].row
     assert [(node.index, node.parent) for node in nodes] == [(0, -1), (1, 0)]
     assert call["node"] == 1
 
@@ -144,7 +144,7 @@ async def test_calls_that_load_an_episode_concurrently_share_its_tree() -> None:
         return [], []
 
     database.read.side_effect = read
-    given = [await recorder.given([1, 2]), await recorder.given([1, 3])]
+    given = [await recorder.encode_prompt([1, 2]), await recorder.encode_prompt([1, 3])]
     calls = [
         asyncio.create_task(recorder.record("e", prompt, turn_of(f"c{i}"), DETAILS, None))
         for i, prompt in enumerate(given)
@@ -152,7 +152,7 @@ async def test_calls_that_load_an_episode_concurrently_share_its_tree() -> None:
     await turns()
     reading.set()
     await asyncio.gather(*calls)
-    stored = [write.args[0].what[0] for write in submit.call_args_list]
+    stored = [write.args[0].row[0] for write in submit.call_args_list]
     assert [node.index for nodes in stored for node in nodes] == list(range(sum(map(len, stored)))), (
         "one tree gave all numbers"
     )

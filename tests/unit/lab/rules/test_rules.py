@@ -15,7 +15,7 @@ from scheduler.policies.staleness_base import DROPPED_KEPT, StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
-    BufferReady,
+    BatchReady,
     CloseGroup,
     Command,
     Consume,
@@ -45,8 +45,8 @@ def solo(name: str) -> Join:
     return Join(name, name, 1)
 
 
-def starts(name: str, buffer: int, version: int) -> tuple[Event, list[Command]]:
-    return solo(name), [Admit(name, name, buffer, version)]
+def starts(name: str, batch: int, version: int) -> tuple[Event, list[Command]]:
+    return solo(name), [Admit(name, name, batch, version)]
 
 
 def waits(name: str) -> tuple[Event, list[Command]]:
@@ -81,7 +81,7 @@ def test_synchronous() -> None:
             (Reward("b"), [Occupied("b", 0, 0)]),
             fails("a"),  # its place is free again
             starts("c", 0, 0),
-            (Reward("c"), [Occupied("c", 0, 1), BufferReady(0)]),
+            (Reward("c"), [Occupied("c", 0, 1), BatchReady(0)]),
             waits("d"),  # generated: nothing starts while the trainer works
             (Leased(0), []),
             (Publish(1), []),
@@ -104,7 +104,7 @@ def test_one_step() -> None:
             starts("b", 0, 0),
             (Reward("a"), [Occupied("a", 0, 0)]),
             waits("c"),  # batch 0 is not generated yet
-            (Reward("b"), [Occupied("b", 0, 1), BufferReady(0)]),
+            (Reward("b"), [Occupied("b", 0, 1), BatchReady(0)]),
             starts("c", 1, 0),
             starts("d", 1, 0),
             waits("e"),
@@ -113,7 +113,7 @@ def test_one_step() -> None:
             (Publish(1), []),
             waits("e"),  # batch 1 is not generated yet
             (Consume(0), [Consumed(0, ("a", "b")), Occupied("d", 1, 0)]),
-            (Reward("c"), [Occupied("c", 1, 1), BufferReady(1)]),
+            (Reward("c"), [Occupied("c", 1, 1), BatchReady(1)]),
             starts("e", 2, 1),
             (Publish(2), [Skipped(1, 2, ("d", "c"))]),  # batch 1 was not leased; e can still be in batch 2
             starts("f", 2, 2),
@@ -135,7 +135,7 @@ def test_verl() -> None:
             starts("d", 1, 0),
             waits("e"),
             (Reward("c"), [Occupied("c", 0, 0)]),  # first finished, first trained
-            (Reward("a"), [Occupied("a", 0, 1), BufferReady(0)]),
+            (Reward("a"), [Occupied("a", 0, 1), BatchReady(0)]),
             waits("e"),  # the counter stays at 4 until the next update
             (Leased(0), []),
             (Publish(1), []),  # the counter is what runs or is queued: b, d
@@ -145,11 +145,11 @@ def test_verl() -> None:
             (Reward("e"), []),
             (Reward("d"), []),
             (Reward("f"), []),
-            (Consume(0), [Consumed(0, ("c", "a")), Occupied("e", 1, 0), Occupied("d", 1, 1), BufferReady(1)]),
+            (Consume(0), [Consumed(0, ("c", "a")), Occupied("e", 1, 0), Occupied("d", 1, 1), BatchReady(1)]),
             (Leased(1), []),
             (Publish(2), []),
             (Consume(1), [Consumed(1, ("e", "d")), Occupied("f", 2, 0)]),
-            (Reward("b"), [Occupied("b", 2, 1), BufferReady(2)]),  # of version 0: older than eta
+            (Reward("b"), [Occupied("b", 2, 1), BatchReady(2)]),  # of version 0: older than eta
         ],
     )
 
@@ -168,7 +168,7 @@ def test_areal() -> None:
             fails("b"),  # neither accepted nor running: (1 + 0 + 1) * 2 - (1 + 2) = 1
             starts("e", 1, 0),
             waits("f"),
-            (Reward("d"), [Occupied("c", 0, 0), Occupied("d", 0, 1), BufferReady(0)]),
+            (Reward("d"), [Occupied("c", 0, 0), Occupied("d", 0, 1), BatchReady(0)]),
             (Leased(0), []),
             (Publish(1), []),  # (1 + 1 + 1) * 2 - (2 + 2) = 2
             starts("f", 2, 1),
@@ -178,7 +178,7 @@ def test_areal() -> None:
             (Reward("f"), []),
             (Reward("a"), []),
             # The order is that of their start, not of their finish.
-            (Consume(0), [Consumed(0, ("c", "d")), Occupied("a", 1, 0), Occupied("f", 1, 1), BufferReady(1)]),
+            (Consume(0), [Consumed(0, ("c", "d")), Occupied("a", 1, 0), Occupied("f", 1, 1), BatchReady(1)]),
             waits("h"),  # (1 + 1 + 1) * 2 - (5 + 1) = 0
         ],
     )
@@ -195,7 +195,7 @@ def test_roll() -> None:
             starts("d", 1, 0),
             waits("e"),
             (Reward("a"), [Occupied("a", 0, 0)]),
-            (Reward("b"), [Occupied("b", 0, 1), BufferReady(0)]),
+            (Reward("b"), [Occupied("b", 0, 1), BatchReady(0)]),
             (Leased(0), []),
             (Publish(1), []),
             starts("e", 2, 1),
@@ -205,7 +205,7 @@ def test_roll() -> None:
             (Consume(0), [Consumed(0, ("a", "b"))]),  # e waits for the older c and d
             (Reward("f"), []),
             (Reward("d"), [Occupied("d", 1, 0)]),  # e waits for c
-            (Drop("c", "lost"), [*fails("c")[1], Occupied("e", 1, 1), BufferReady(1)]),
+            (Drop("c", "lost"), [*fails("c")[1], Occupied("e", 1, 1), BatchReady(1)]),
             starts("g", 2, 1),
             waits("h"),
             (Leased(1), []),
@@ -226,13 +226,13 @@ def test_a_long_group_is_overtaken_or_waited_for(name: str, bounded: bool) -> No
         for group in rule.groups():
             if group.group_id != "long" and "open" in group.members.values():
                 rule.apply(Reward(group.group_id))
-        if not rule.complete(rule.next_buffer):
+        if not rule.complete(rule.next_batch):
             break
-        rule.apply(Leased(rule.next_buffer))
-        rule.apply(Publish(rule.next_buffer + 1))
-        rule.apply(Consume(rule.next_buffer))
+        rule.apply(Leased(rule.next_batch))
+        rule.apply(Publish(rule.next_batch + 1))
+        rule.apply(Consume(rule.next_batch))
     # ROLL: the long group belongs to step 0, and batch 1 cannot go beyond that step while it runs.
-    assert rule.next_buffer == (1 if bounded else 20)
+    assert rule.next_batch == (1 if bounded else 20)
     commands = rule.apply(Reward("long"))
     assert any(isinstance(command, Occupied) and command.group_id == "long" for command in commands)
 
@@ -252,7 +252,7 @@ def test_members_of_a_group(name: str) -> None:
             (Drop("y", "lost"), [Refuse("y", "episode_finished")]),
             (CloseGroup("g", "end"), []),  # x is graded
             (Join("g", "z", 3), [Refuse("z", "group_closed")]),
-            (Reward("x", 0.5), [Occupied("g", 0, 0), BufferReady(0)]),
+            (Reward("x", 0.5), [Occupied("g", 0, 0), BatchReady(0)]),
             (Join("g", "z", 3), [Refuse("z", "group_finished")]),
             (Reward("x"), [Refuse("x", "group_finished")]),
             (CloseGroup("g", "end"), []),
@@ -338,9 +338,9 @@ def test_as_many_start_as_the_source_allows(
     for number in range(60):
         capacity = {"areal": counters.areal, "verl": counters.verl, "roll": counters.roll}[name]()
         assert rule.free_slots() == max(capacity, 0)
-        if rule.complete(rule.next_buffer) and data.draw(st.booleans()):
-            rule.apply(Leased(rule.next_buffer))
-            steps: list[Event] = [Publish(rule.next_buffer + 1), Consume(rule.next_buffer)]
+        if rule.complete(rule.next_batch) and data.draw(st.booleans()):
+            rule.apply(Leased(rule.next_batch))
+            steps: list[Event] = [Publish(rule.next_batch + 1), Consume(rule.next_batch)]
             for step in reversed(steps) if consume_first else steps:
                 rule.apply(step)
             counters.train()

@@ -116,35 +116,35 @@ class RuleMachine(RuleBasedStateMachine):
 
     @rule(order=st.sampled_from(["publish first", "consume first", "consume only"]))
     def train(self, order: str) -> None:
-        buffer = self.model.next_buffer
-        if not self.model.complete(self.model.next_buffer):
+        batch = self.model.next_batch
+        if not self.model.complete(self.model.next_batch):
             with pytest.raises(ValueError, match="not complete"):
-                self.rule.apply(Consume(buffer))
+                self.rule.apply(Consume(batch))
             return
-        self.apply(Leased(buffer))
-        if order == "publish first" and buffer >= self.model.version:
-            self.publish(buffer + 1)
-        self.apply(Consume(buffer))
-        if order == "consume first" and self.model.version <= buffer:
-            self.publish(buffer + 1)
+        self.apply(Leased(batch))
+        if order == "publish first" and batch >= self.model.version:
+            self.publish(batch + 1)
+        self.apply(Consume(batch))
+        if order == "consume first" and self.model.version <= batch:
+            self.publish(batch + 1)
 
     @rule(step=st.integers(1, 3), leased=st.booleans(), rarely=st.integers(0, 3))
     def publish_out_of_order(self, step: int, leased: bool, rarely: int) -> None:
         if rarely > 0:
             return
         if leased:
-            self.apply(Leased(self.model.next_buffer))
+            self.apply(Leased(self.model.next_batch))
         first, kept = (
-            self.model.next_buffer,
-            self.model.leased and self.model.complete(self.model.next_buffer),
+            self.model.next_batch,
+            self.model.leased and self.model.complete(self.model.next_batch),
         )
         self.publish(self.model.version + step)
-        assert self.model.next_buffer == (first if kept else max(first, self.model.version))
+        assert self.model.next_batch == (first if kept else max(first, self.model.version))
 
     @rule()
     def give_back(self) -> None:
-        self.apply(Returned(self.model.next_buffer))
-        assert self.model.next_buffer >= self.model.version
+        self.apply(Returned(self.model.next_batch))
+        assert self.model.next_batch >= self.model.version
 
     def publish(self, version: int) -> None:
         self.model.version = version
@@ -153,7 +153,7 @@ class RuleMachine(RuleBasedStateMachine):
     @rule(ahead=st.integers(1, 3))
     def impossible(self, ahead: int) -> None:
         before = Snapshot(self.rule)
-        other = self.model.next_buffer + ahead
+        other = self.model.next_batch + ahead
         known = next(iter(self.model.underway()), "?")
         for event in (
             Consume(other),
@@ -165,7 +165,7 @@ class RuleMachine(RuleBasedStateMachine):
             CloseGroup("?", "x"),
             Join("?", "?", 0),
             Join("new", known, 1) if known != "?" else Drop("?", "x"),
-            Unstick(self.model.next_buffer, "retry"),
+            Unstick(self.model.next_batch, "retry"),
         ):
             with pytest.raises(ValueError, match=r"\w"):
                 self.rule.apply(event)
@@ -174,15 +174,15 @@ class RuleMachine(RuleBasedStateMachine):
     @invariant()
     def the_model_agrees(self) -> None:
         here, model = self.rule, self.model
-        assert (here.version, here.next_buffer) == (model.version, model.next_buffer)
-        assert list(here.entries(model.next_buffer)) == model.entries
-        assert here.complete(model.next_buffer) == model.complete(model.next_buffer)
-        assert not here.entries(model.next_buffer + 1)
-        assert not here.complete(model.next_buffer + 1)
+        assert (here.version, here.next_batch) == (model.version, model.next_batch)
+        assert list(here.entries(model.next_batch)) == model.entries
+        assert here.complete(model.next_batch) == model.complete(model.next_batch)
+        assert not here.entries(model.next_batch + 1)
+        assert not here.complete(model.next_batch + 1)
         known = {group.group_id: group for group in here.groups()}
         assert {g for g, group in known.items() if group.state == "reserved"} == set(self.pending())
-        rows = here.buffers()
-        assert (rows[0].buffer, rows[0].occupied) == (model.next_buffer, len(model.entries))
+        rows = here.batches()
+        assert (rows[0].batch, rows[0].occupied) == (model.next_batch, len(model.entries))
         assert sum(row.reserved for row in rows) == len(self.pending())
         assert all(row.occupied + row.reserved <= self.limits.batch for row in rows)
 
@@ -192,7 +192,7 @@ class RuleMachine(RuleBasedStateMachine):
         trial = copy.deepcopy(self.rule)
         for _ in range(3):
             generate(trial)
-            assert trial.complete(trial.next_buffer)
+            assert trial.complete(trial.next_batch)
             train(trial, consume_first)
 
     def teardown(self) -> None:
@@ -216,27 +216,27 @@ class RuleMachine(RuleBasedStateMachine):
         assert state_of(replayed) == state_of(self.rule)
 
     def drain(self) -> None:
-        """Fills batch `next_buffer` and trains it."""
-        buffer = self.model.next_buffer
-        if self.model.version < buffer:
-            self.publish(buffer)
-        while not self.model.complete(self.model.next_buffer) and self.rule.free_slots():
+        """Fills batch `next_batch` and trains it."""
+        batch = self.model.next_batch
+        if self.model.version < batch:
+            self.publish(batch)
+        while not self.model.complete(self.model.next_batch) and self.rule.free_slots():
             self.first_joins([1])
             for episode_id in self.model.underway():
                 self.settle(episode_id, rewarded=True)
-        assert self.model.complete(self.model.next_buffer)
+        assert self.model.complete(self.model.next_batch)
         self.train("publish first")
 
 
 def generate(trial: StalenessRule) -> None:
-    """Ends all that runs and starts what may start, until batch `next_buffer` is complete or nothing happens any more."""
-    if trial.version < trial.next_buffer:
-        trial.apply(Publish(trial.next_buffer))
+    """Ends all that runs and starts what may start, until batch `next_batch` is complete or nothing happens any more."""
+    if trial.version < trial.next_batch:
+        trial.apply(Publish(trial.next_batch))
     for number in range(8 * trial.settings.batch * (trial.settings.eta + 2)):
-        if trial.complete(trial.next_buffer):
+        if trial.complete(trial.next_batch):
             return
         if trial.free_slots():
-            name = f"trial-{trial.next_buffer}-{number}"
+            name = f"trial-{trial.next_batch}-{number}"
             assert isinstance(trial.apply(Join(name, name, 1))[0], Admit)
         for group in trial.groups():
             if group.state == "reserved":
@@ -246,9 +246,9 @@ def generate(trial: StalenessRule) -> None:
 
 
 def train(trial: StalenessRule, consume_first: bool) -> None:
-    buffer = trial.next_buffer
-    trial.apply(Leased(buffer))
-    steps: list[Event] = [Publish(max(buffer, trial.version) + 1), Consume(buffer)]
+    batch = trial.next_batch
+    trial.apply(Leased(batch))
+    steps: list[Event] = [Publish(max(batch, trial.version) + 1), Consume(batch)]
     for step in reversed(steps) if consume_first else steps:
         trial.apply(step)
 

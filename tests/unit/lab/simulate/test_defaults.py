@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.config.settings import Settings
-from gateway.control.host import lending_settings, placement_settings
+from gateway.control.program_settings import placement_settings
 from lab.simulate.combined import MODEL, Combined
 from scheduler.policies.lending import LendingSettings
 from scheduler.program.placement import PlacementSettings
@@ -17,7 +17,7 @@ def test_the_gateway_the_simulator_and_the_program_have_one_set_of_defaults() ->
     settings = Settings.parse({"models": {"demo": {"path": Path("model")}}})
     gateway = PlacementSettings.of(placement_settings(settings))
     assert gateway == PlacementSettings()
-    assert LendingSettings(**lending_settings(settings)) == LendingSettings()
+    assert LendingSettings(**settings.lending.model_dump()) == LendingSettings()
     found = Combined()._settings(scenario())
     simulated = PlacementSettings.of(found["models"][MODEL]["placement"])
     assert replace(simulated, engine=gateway.engine) == gateway, (

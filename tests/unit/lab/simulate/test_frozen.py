@@ -14,7 +14,7 @@ FROZEN = "bdd856238c0dc206a0c005b52beec841be655f617fec94a90f18ee2093c26ba1"
 2. The rules for comparison moved to `lab/rules`: an import in `baselines/verl_async.py` and two names of files in
    docstrings follow. No figure changed, to the bit.
 3. `policies/staleness.py` is `policies/staleflow.py` now: two imports and a name in a docstring follow. No figure changed.
-4. A rule's `consumed` is `next_buffer` now: one attribute in `baselines/seamlessflow.py` follows. No figure changed, to the bit.
+4. A rule's `consumed` is `next_batch` now: one attribute in `baselines/seamlessflow.py` follows. No figure changed, to the bit.
 5. `Policy` moved to `world.py`, whose events call it, and `Host`, `Sample` and `Layout` to `entities.py`: imports in six files
    and a docstring of `baselines/plain.py` follow. No figure changed, to the bit.
 6. Docstrings of `baselines/one_step.py`, `plain.py` and `staleflow.py` begin with their subject. No code changed.

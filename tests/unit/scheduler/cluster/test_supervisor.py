@@ -317,11 +317,11 @@ class Elastic(Gateway):
             states = {name: "starting" if name == self.starting else "open" for name in sorted(self.has)}
             rows = [{"name": name, "model": "demo", "state": state} for name, state in states.items()]
             trained = {"batch": self.version - 1, "busy_s": 1e-9, "load_s": 0.0, "rest_s": 0.0, **busy}
-            fills = [{"buffer": self.version, "state": "PENDING"}]
+            fills = [{"batch": self.version, "state": "PENDING"}]
             status = {
                 "model": "demo",
                 "version": self.version,
-                "buffers": fills,
+                "batches": fills,
                 "engines": rows,
                 "trained": trained,
             }
@@ -416,12 +416,12 @@ async def test_a_trainer_that_does_not_report_its_busy_time_is_named_once(cluste
     await cluster.supervisor._wait_for_nodes()
     gateway = Elastic(cluster)
     for version in range(5):
-        fills = [{"buffer": version, "state": "PENDING"}]
+        fills = [{"batch": version, "state": "PENDING"}]
         row = {"name": "s-x-0", "model": "demo", "state": "open"}
         status = {
             "model": "demo",
             "version": version,
-            "buffers": fills,
+            "batches": fills,
             "engines": [row],
             "trained": None,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from scheduler.policies.staleness_events import BufferReady, Consume, Leased
+from scheduler.policies.staleness_events import BatchReady, Consume, Leased
 from scheduler.program.calls import Arrived, CallDeparted, Closed, Demand, Opened, Placed, SpeedFitted
 from scheduler.program.events import Published, StepCommand, StepResult, UpdateResult
 from scheduler.program.nodes import (
@@ -22,7 +22,7 @@ from scheduler.reactor import SECOND, Program, Reactor, Recording, Runtime, Virt
 from scheduler.reactor.recording import Run, read
 
 EVENTS = {
-    "ledger_actor": (Leased, Consume, BufferReady),
+    "ledger_actor": (Leased, Consume, BatchReady),
     "update_actor": (StepCommand, StepResult, UpdateResult, Published, Opened, Closed),
     "placement_actor": (Demand, Placed, SpeedFitted),
     "lending": (NodeAdded, NodeRemoved, Hosted, Claimed, Released, Asleep, RoleChange, Filling),

@@ -307,7 +307,7 @@ def test_a_recorded_run_is_planned_from_its_folder(tmp_path: Path) -> None:
     ]
     (tmp_path / "control.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = [
-        {"time": end, "buffer": n, "spans": [["compute", begin, begin + 2.0]]}
+        {"time": end, "batch": n, "spans": [["compute", begin, begin + 2.0]]}
         for n, (begin, end) in enumerate(((1006.0, 1009.5), (1016.0, 1019.5)))
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scheduler.planning.node_states import Nodes
 from scheduler.planning.recorded import BadMetrics, Block, TrainerRecord, read_metrics, slugs_of, timeline_of
 from scheduler.planning.timeline import Step, Timeline
-from scheduler.policies.staleness_events import BufferReady, Consume, Leased
+from scheduler.policies.staleness_events import BatchReady, Consume, Leased
 from scheduler.program.calls import CallDeparted, Closed, Demand, Opened, Placed
 from scheduler.program.events import Published, StepCommand, StepResult, UpdateResult
 from scheduler.program.nodes import (
@@ -124,11 +124,11 @@ def test_a_trainer_without_a_node_is_one() -> None:
 def test_a_trainer_that_wrote_nothing_down_trains_whole_batches() -> None:
     runs = recorded(
         (1, Leased(0)),
-        (3, BufferReady(0)),
+        (3, BatchReady(0)),
         (5, Published(1)),
         (6, UpdateResult(1, True)),
         (6.5, Consume(0)),
-        (7, BufferReady(1)),
+        (7, BatchReady(1)),
         (8, Leased(1)),
         (9, Published(2)),
         until=10,
@@ -141,18 +141,18 @@ def test_a_trainer_that_wrote_nothing_down_trains_whole_batches() -> None:
 def test_filling_events_give_the_same_timeline_as_the_ledgers_own_events() -> None:
     """Older recordings have the ledger's events, and newer ones `Filling`."""
 
-    def batch(buffer: int, groups: int, leased: int, trained: int) -> Filling:
-        return Filling(MODEL, buffer, groups, 2, 0, leased=leased, trained=trained)
+    def filling(batch: int, groups: int, leased: int, trained: int) -> Filling:
+        return Filling(MODEL, batch, groups, 2, 0, leased=leased, trained=trained)
 
     runs = recorded(
-        (0, batch(0, 0, -1, -1)),
-        (1, batch(0, 1, 0, -1)),
-        (3, batch(0, 2, 0, -1)),
+        (0, filling(0, 0, -1, -1)),
+        (1, filling(0, 1, 0, -1)),
+        (3, filling(0, 2, 0, -1)),
         (5, Published(1)),
         (6, UpdateResult(1, True)),
-        (6.5, batch(1, 1, 0, 0)),
-        (7, batch(1, 2, 0, 0)),
-        (8, batch(1, 2, 1, 0)),
+        (6.5, filling(1, 1, 0, 0)),
+        (7, filling(1, 2, 0, 0)),
+        (8, filling(1, 2, 1, 0)),
         (9, Published(2)),
         until=10,
     )
@@ -165,7 +165,7 @@ def test_filling_events_give_the_same_timeline_as_the_ledgers_own_events() -> No
 
 def test_what_was_trained_before_a_recording_is_not_a_step_of_it() -> None:
     after = Filling(MODEL, 5, 1, 2, 0, leased=5, trained=4)
-    runs = recorded((1, after), (2, after), (3, replace(after, buffer=6, trained=5)), until=4)
+    runs = recorded((1, after), (2, after), (3, replace(after, batch=6, trained=5)), until=4)
     assert [step.number for step in timeline_of(runs).steps] == [5]
 
 
@@ -180,11 +180,11 @@ def test_a_node_for_training_alone_is_its_trainers() -> None:
 
 def test_the_node_of_a_trainer_that_claimed_none_of_two_is_unknown() -> None:
     added = [(0, NodeAdded(node, ("train",))) for node in ("t0", "t1")]
-    runs = recorded(*added, (1, Leased(0)), (2, BufferReady(0)), until=4)
+    runs = recorded(*added, (1, Leased(0)), (2, BatchReady(0)), until=4)
     timeline = timeline_of(runs)
     assert timeline.nodes == ("t0", "t1", "trainer")
     claimed = timeline_of(
-        recorded(*added, (1, Claimed("t1", MODEL)), (2, Leased(0)), (2, BufferReady(0)), until=4)
+        recorded(*added, (1, Claimed("t1", MODEL)), (2, Leased(0)), (2, BatchReady(0)), until=4)
     )
     assert (states(claimed, "t0"), states(claimed, "t1")) == ("idle 0-4", "idle 0-2, train 2-4")
 
@@ -217,7 +217,7 @@ def test_what_a_trainer_wrote_is_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     spans = [["publish", 5.0, 6.0], ["idle", 1.0, 2.0], ["claim", 3.0, 4.0], ["checkpoint", 4.0, 5.0]]
     evaluated = {"time": 7.0, "version": 3, "step": 3, "eval/reward_mean": 0.5, "eval/versions": {"3": 8}}
-    trained = {"time": 7.5, "buffer": 3, "spans": spans}
+    trained = {"time": 7.5, "batch": 3, "spans": spans}
     path.write_text("".join(json.dumps(record) + "\n" for record in (evaluated, trained)))
     written = read_metrics(path)
     assert [(b.kind, b.start) for b in written.blocks] == [
@@ -257,7 +257,7 @@ happenings = st.one_of(
     st.builds(Claimed, nodes, st.just(MODEL)),
     st.builds(Asleep, names),
     st.builds(Leased, st.integers(0, 3)),
-    st.builds(BufferReady, st.integers(0, 3)),
+    st.builds(BatchReady, st.integers(0, 3)),
     st.builds(Consume, st.integers(0, 3)),
     st.builds(
         Filling,
@@ -292,7 +292,7 @@ def test_every_story_is_a_partition(story: list[tuple[float, Any]], work: tuple[
 def test_what_a_trainer_wrote_counts_and_not_what_the_ledger_lets_one_guess() -> None:
     runs = recorded(
         (1, Leased(0)),
-        (2, BufferReady(0)),
+        (2, BatchReady(0)),
         (4, Published(1)),
         (5, UpdateResult(1, True)),
         (6, Consume(0)),
@@ -384,8 +384,8 @@ def test_batches_may_be_whole_in_another_order_and_weights_come_without_a_lease(
     runs = recorded(
         (1, Published(1)),
         (2, UpdateResult(1, True)),
-        (3, BufferReady(1)),
-        (4, BufferReady(0)),
+        (3, BatchReady(1)),
+        (4, BatchReady(0)),
         (5, Leased(1)),
         until=6,
     )

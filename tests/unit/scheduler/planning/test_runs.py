@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Path:
     )
     (tmp_path / "control.jsonl").write_text(lines_of(runs))
     records = [
-        {"time": 1000 + at + 1.0, "buffer": n, "spans": [["compute", 1000.0 + at, 1001.0 + at]]}
+        {"time": 1000 + at + 1.0, "batch": n, "spans": [["compute", 1000.0 + at, 1001.0 + at]]}
         for n, at in enumerate((4, 8))
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -67,7 +67,7 @@ def test_the_metrics_are_those_in_the_folder_unless_others_are_named(run: Path) 
 
     assert trained_s() == 2.0
     other = run / "other.jsonl"
-    record = {"time": 1009.0, "buffer": 1, "spans": [["compute", 1002.0, 1002.5]]}
+    record = {"time": 1009.0, "batch": 1, "spans": [["compute", 1002.0, 1002.5]]}
     other.write_text(json.dumps(record) + "\n")
     assert trained_s(f"actor={other}") == trained_s(str(other)) == 0.5
     (run / "metrics.jsonl").unlink()

@@ -25,4 +25,4 @@ def lost(names: str, reason: str) -> list[Command]:
 
 
 def table(book: StaleFlow) -> list[tuple[int, str, int, int]]:
-    return [(row.buffer, row.state, row.occupied, row.reserved) for row in book.buffers()]
+    return [(row.batch, row.state, row.occupied, row.reserved) for row in book.batches()]

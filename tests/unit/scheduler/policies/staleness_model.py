@@ -13,7 +13,7 @@ import pytest
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
-    BufferReady,
+    BatchReady,
     Command,
     Consume,
     Consumed,
@@ -62,7 +62,7 @@ class Run:
 
 @dataclass
 class ReservedRun(Run):
-    """A group of StaleFlow's ledger, and the buffer that it holds."""
+    """A group of StaleFlow's ledger, and the batch that it holds."""
 
     reserved: int | None = None
     late: bool = False
@@ -81,7 +81,7 @@ class Model(ABC, Generic[R]):
     def __init__(self, limits: LedgerSettings) -> None:
         self.limits = limits
         self.version = 0
-        self.next_buffer = 0
+        self.next_batch = 0
         self.leased = False
         self.ready: set[int] = set()
         self.groups: dict[str, R] = {}
@@ -89,11 +89,11 @@ class Model(ABC, Generic[R]):
         self.admitted: set[str] = set()
 
     @abstractmethod
-    def complete(self, buffer: int) -> bool:
+    def complete(self, batch: int) -> bool:
         """True if the batch gets no more groups."""
 
-    def occupants(self, buffer: int) -> int:
-        return sum(run.occupied == buffer for run in self.groups.values())
+    def occupants(self, batch: int) -> int:
+        return sum(run.occupied == batch for run in self.groups.values())
 
     def run_of(self, episode_id: str) -> R:
         return next(run for run in self.groups.values() if episode_id in run.underway())
@@ -115,12 +115,12 @@ class Model(ABC, Generic[R]):
 
     def see_one(self, command: Command) -> None:
         match command:
-            case Admit(episode_id, group_id, buffer, version):
-                self.see_admit(episode_id, self.groups[group_id], buffer, version)
+            case Admit(episode_id, group_id, batch, version):
+                self.see_admit(episode_id, self.groups[group_id], batch, version)
             case Moved() | OverBound():
                 self.see_moved(command, self.groups[command.group_id])
-            case Occupied(group_id, buffer, entry):
-                self.see_occupied(group_id, self.groups[group_id], buffer, entry)
+            case Occupied(group_id, batch, entry):
+                self.see_occupied(group_id, self.groups[group_id], batch, entry)
             case GroupDropped(group_id, reason):
                 self.see_group_dropped(self.groups[group_id], reason)
             case MemberDropped(episode_id, reason):
@@ -132,17 +132,17 @@ class Model(ABC, Generic[R]):
                 run = self.run_of(episode_id)
                 run.running.remove(episode_id)
                 run.grading.add(episode_id)
-            case BufferReady(buffer):
-                assert self.complete(buffer)
-                assert buffer not in self.ready
-                self.ready.add(buffer)
-            case Consumed(buffer, group_ids):
-                assert buffer == self.next_buffer
-                assert self.complete(buffer)
-                self.see_trained(buffer, group_ids)
-                self.pass_over(buffer + 1, group_ids)
+            case BatchReady(batch):
+                assert self.complete(batch)
+                assert batch not in self.ready
+                self.ready.add(batch)
+            case Consumed(batch, group_ids):
+                assert batch == self.next_batch
+                assert self.complete(batch)
+                self.see_trained(batch, group_ids)
+                self.pass_over(batch + 1, group_ids)
             case Skipped(first, until, group_ids):
-                assert (first, until) == (self.next_buffer, self.version)
+                assert (first, until) == (self.next_batch, self.version)
                 assert first < until
                 assert not (self.leased and self.complete(first))
                 lost = {g for g, run in self.groups.items() if run.occupied in range(first, until)}
@@ -154,10 +154,10 @@ class Model(ABC, Generic[R]):
             case Refuse():
                 pytest.fail("a refusal among other commands")
 
-    def see_admit(self, episode_id: str, run: R, buffer: int, version: int) -> None:
+    def see_admit(self, episode_id: str, run: R, batch: int, version: int) -> None:
         if run.joined == 0:
             assert version <= self.version
-            self.see_start(run, buffer)
+            self.see_start(run, batch)
         assert run.pending()
         assert version == run.version
         run.running.add(episode_id)
@@ -165,8 +165,8 @@ class Model(ABC, Generic[R]):
         self.admitted.add(episode_id)
 
     @abstractmethod
-    def see_start(self, run: R, buffer: int) -> None:
-        """A group starts, with `buffer` as its batch."""
+    def see_start(self, run: R, batch: int) -> None:
+        """A group starts, with `batch` as its batch."""
 
     def see_moved(self, moved: Moved | OverBound, run: R) -> None:
         pytest.fail(f"unexpected: {moved}")
@@ -174,21 +174,21 @@ class Model(ABC, Generic[R]):
     def see_surplus(self, episode_id: str, run: R) -> None:
         pytest.fail(f"unexpected surplus: {episode_id}")
 
-    def see_occupied(self, group_id: str, run: R, buffer: int, entry: int) -> None:
+    def see_occupied(self, group_id: str, run: R, batch: int, entry: int) -> None:
         assert run.pending()
         assert not run.underway()
         assert self.enough(run)
         assert len(run.rewarded) <= run.size
-        assert entry == self.occupants(buffer) < self.limits.batch
-        self.see_place(group_id, run, buffer)
-        run.occupied = buffer
+        assert entry == self.occupants(batch) < self.limits.batch
+        self.see_place(group_id, run, batch)
+        run.occupied = batch
         if not run.trained:
             self.fates.update(run.rewarded.keys())
         run.trained = True
 
     @abstractmethod
-    def see_place(self, group_id: str, run: R, buffer: int) -> None:
-        """A group gets an entry of `buffer`."""
+    def see_place(self, group_id: str, run: R, batch: int) -> None:
+        """A group gets an entry of `batch`."""
 
     def see_group_dropped(self, run: R, reason: str) -> None:
         assert run.pending()
@@ -209,14 +209,14 @@ class Model(ABC, Generic[R]):
         """A group is dropped for this reason."""
 
     @abstractmethod
-    def see_trained(self, buffer: int, group_ids: tuple[str, ...]) -> None:
+    def see_trained(self, batch: int, group_ids: tuple[str, ...]) -> None:
         """The batch was trained with these groups."""
 
-    def see_skipped(self, buffers: range) -> None:
+    def see_skipped(self, batches: range) -> None:
         """Checks batches that are passed over."""
 
     def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:
-        self.next_buffer, self.leased = first, False
+        self.next_batch, self.leased = first, False
         for group_id in group_ids:
             del self.groups[group_id]
 
@@ -234,34 +234,34 @@ class LedgerModel(Model[ReservedRun]):
 
     # Queries
 
-    def held(self, buffer: int) -> int:
-        return sum(buffer in (run.reserved, run.occupied) for run in self.groups.values())
+    def held(self, batch: int) -> int:
+        return sum(batch in (run.reserved, run.occupied) for run in self.groups.values())
 
-    def waiting(self, buffer: int) -> set[str]:
-        return {group_id for group_id, run in self.groups.items() if run.reserved == buffer}
+    def waiting(self, batch: int) -> set[str]:
+        return {group_id for group_id, run in self.groups.items() if run.reserved == batch}
 
-    def complete(self, buffer: int) -> bool:
-        return buffer in self.truncated or self.occupants(buffer) == self.limits.batch
+    def complete(self, batch: int) -> bool:
+        return batch in self.truncated or self.occupants(batch) == self.limits.batch
 
-    def left(self, buffer: int) -> int:
-        return self.limits.batch + self.limits.spare_groups - self.held(buffer)
+    def left(self, batch: int) -> int:
+        return self.limits.batch + self.limits.spare_groups - self.held(batch)
 
-    def empty(self, buffer: int) -> bool:
-        return not self.complete(buffer) and self.left(buffer) > 0
+    def empty(self, batch: int) -> bool:
+        return not self.complete(batch) and self.left(batch) > 0
 
-    def open_buffers(self, version: int | None = None) -> list[int]:
-        """Buffers open to a new group of this V, the newest version by default, in order."""
+    def open_batches(self, version: int | None = None) -> list[int]:
+        """Batches open to a new group of this V, the newest version by default, in order."""
         last = (self.version if version is None else version) + self.limits.eta
-        window = range(max(self.version, self.next_buffer), last + 1)
+        window = range(max(self.version, self.next_batch), last + 1)
         return [b for b in window if self.empty(b)]
 
     def window(self, run: ReservedRun) -> range:
-        """Buffers in which a reserved group may be trained."""
+        """Batches in which a reserved group may be trained."""
         assert run.reserved is not None
         last = run.reserved if run.late else run.version + self.limits.eta
         if self.overtake:
             last = self.version + self.limits.eta
-        return range(max(run.version, self.next_buffer), last + 1)
+        return range(max(run.version, self.next_batch), last + 1)
 
     def settled(self, run: ReservedRun) -> bool:
         whole = run.closed or run.joined == run.size + self.limits.spare_members
@@ -269,7 +269,7 @@ class LedgerModel(Model[ReservedRun]):
 
     def stuck(self, action: str) -> set[str]:
         """Groups that an `Unstick` may give up."""
-        first = self.next_buffer
+        first = self.next_batch
         lacks = self.limits.batch - self.occupants(first)
         full = not self.complete(first) and self.left(first) == 0
         possible = full and lacks <= self.limits.stuck_groups and (action == "retry" or self.occupants(first))
@@ -280,45 +280,45 @@ class LedgerModel(Model[ReservedRun]):
     def see(self, event: Event, commands: Sequence[Command]) -> None:
         self.roomless = -1
         if isinstance(event, Unstick) and event.action == "truncate":
-            self.truncated.add(event.buffer)
+            self.truncated.add(event.batch)
         super().see(event, commands)
 
-    def see_admit(self, episode_id: str, run: ReservedRun, buffer: int, version: int) -> None:
-        super().see_admit(episode_id, run, buffer, version)
-        assert buffer == run.reserved
+    def see_admit(self, episode_id: str, run: ReservedRun, batch: int, version: int) -> None:
+        super().see_admit(episode_id, run, batch, version)
+        assert batch == run.reserved
 
-    def see_start(self, run: ReservedRun, buffer: int) -> None:
-        assert buffer == max(self.open_buffers(run.version)), "not the latest"
-        run.reserved = buffer
+    def see_start(self, run: ReservedRun, batch: int) -> None:
+        assert batch == max(self.open_batches(run.version)), "not the latest"
+        run.reserved = batch
 
     def see_moved(self, moved: Moved | OverBound, run: ReservedRun) -> None:
-        """A reservation, or with `mask` the place in a skipped buffer, goes to a later one."""
+        """A reservation, or with `mask` the place in a skipped batch, goes to a later one."""
         source = run.reserved if run.occupied is None else run.occupied
-        assert source == moved.from_buffer < moved.to_buffer
-        assert not self.complete(moved.to_buffer)
+        assert source == moved.from_batch < moved.to_batch
+        assert not self.complete(moved.to_batch)
         bound = run.version + self.limits.eta
-        assert isinstance(moved, OverBound) == (moved.to_buffer > bound)
+        assert isinstance(moved, OverBound) == (moved.to_batch > bound)
         if self.overtake:
-            assert moved.to_buffer <= self.version + self.limits.eta
+            assert moved.to_batch <= self.version + self.limits.eta
         elif isinstance(moved, OverBound) or run.occupied is not None:
             assert self.limits.late_groups == "mask"
-            assert moved.to_buffer == min(self.open_buffers()), "not the earliest"
+            assert moved.to_batch == min(self.open_batches()), "not the earliest"
             passed = self.skipping and source < self.version
             assert passed or all(self.complete(b) for b in self.window(run))
         run.late = isinstance(moved, OverBound)
-        run.reserved, run.occupied = moved.to_buffer, None
+        run.reserved, run.occupied = moved.to_batch, None
 
-    def see_place(self, group_id: str, run: ReservedRun, buffer: int) -> None:
+    def see_place(self, group_id: str, run: ReservedRun, batch: int) -> None:
         assert run.reserved is not None
-        assert max(run.version, self.next_buffer) <= buffer <= run.reserved, "later than reserved"
-        assert run.late or buffer <= run.version + self.limits.eta, "beyond the bound"
+        assert max(run.version, self.next_batch) <= batch <= run.reserved, "later than reserved"
+        assert run.late or batch <= run.version + self.limits.eta, "beyond the bound"
         assert not (self.limits.drop_equal and run.equal())
-        first = max(run.version, self.version if self.skipping else self.next_buffer)
+        first = max(run.version, self.version if self.skipping else self.next_batch)
         run.reserved = None
-        assert not any(self.empty(b) for b in range(first, buffer)), "not the earliest"
+        assert not any(self.empty(b) for b in range(first, batch)), "not the earliest"
         if self.overtake and not self.skipping:
-            assert all(self.complete(b) for b in range(first, buffer)), "a batch waits for a group that runs"
-        run.late = buffer > run.version + self.limits.eta
+            assert all(self.complete(b) for b in range(first, batch)), "a batch waits for a group that runs"
+        run.late = batch > run.version + self.limits.eta
 
     def see_group_dropped(self, run: ReservedRun, reason: str) -> None:
         super().see_group_dropped(run, reason)
@@ -342,22 +342,22 @@ class LedgerModel(Model[ReservedRun]):
             case "stale":
                 assert self.skipping
                 assert reserved < self.version
-                assert not self.limits.masks or not self.open_buffers()
+                assert not self.limits.masks or not self.open_batches()
             case "no_room":
                 assert all(self.complete(b) for b in self.window(run))
-                assert not self.limits.masks or not self.open_buffers()
+                assert not self.limits.masks or not self.open_batches()
                 assert run.version >= self.roomless, "versions in ascending order"
                 self.roomless = run.version
             case "surplus":
                 assert self.limits.spare_groups
                 taken = any(
-                    isinstance(command, Occupied) and command.buffer == reserved for command in self.commands
+                    isinstance(command, Occupied) and command.batch == reserved for command in self.commands
                 )
                 assert self.event == Consume(reserved) or taken
             case "retry" | "truncated":
                 action = "retry" if reason == "retry" else "truncate"
-                assert self.event == Unstick(self.next_buffer, action)  # type: ignore[arg-type]
-                assert reserved == self.next_buffer
+                assert self.event == Unstick(self.next_batch, action)  # type: ignore[arg-type]
+                assert reserved == self.next_batch
             case _:
                 pytest.fail(f"reason {reason}")
 
@@ -367,16 +367,16 @@ class LedgerModel(Model[ReservedRun]):
         run.grading.discard(episode_id)
         self.in_vain.add(episode_id)
 
-    def see_trained(self, buffer: int, group_ids: tuple[str, ...]) -> None:
-        assert len(group_ids) == self.limits.batch or buffer in self.truncated
+    def see_trained(self, batch: int, group_ids: tuple[str, ...]) -> None:
+        assert len(group_ids) == self.limits.batch or batch in self.truncated
         assert group_ids
         for run in (self.groups[g] for g in group_ids):
-            assert run.occupied == buffer
-            assert buffer >= run.version
-            assert run.late == (buffer - run.version > self.limits.eta)
+            assert run.occupied == batch
+            assert batch >= run.version
+            assert run.late == (batch - run.version > self.limits.eta)
 
-    def see_skipped(self, buffers: range) -> None:
-        assert not any(run.reserved in buffers for run in self.groups.values())
+    def see_skipped(self, batches: range) -> None:
+        assert not any(run.reserved in batches for run in self.groups.values())
 
 
 def staleness_bound(name: str, eta: int) -> int | None:
@@ -396,25 +396,25 @@ class QueueModel(Model[Run]):
         self.name = name
         self.entries: list[str] = []
 
-    def complete(self, buffer: int) -> bool:
-        return buffer == self.next_buffer and len(self.entries) == self.limits.batch
+    def complete(self, batch: int) -> bool:
+        return batch == self.next_batch and len(self.entries) == self.limits.batch
 
     def live(self) -> int:
         """Groups that run or wait to be trained."""
-        entered = 0 if self.version > self.next_buffer else len(self.entries)
+        entered = 0 if self.version > self.next_batch else len(self.entries)
         return entered + sum(run.pending() for run in self.groups.values())
 
-    def see_admit(self, episode_id: str, run: Run, buffer: int, version: int) -> None:
-        super().see_admit(episode_id, run, buffer, version)
+    def see_admit(self, episode_id: str, run: Run, batch: int, version: int) -> None:
+        super().see_admit(episode_id, run, batch, version)
         assert self.live() <= live_bound(self.name, self.limits.eta, self.limits.batch)
 
-    def see_start(self, run: Run, buffer: int) -> None:
-        assert buffer >= max(self.version, self.next_buffer)
+    def see_start(self, run: Run, batch: int) -> None:
+        assert batch >= max(self.version, self.next_batch)
 
-    def see_place(self, group_id: str, run: Run, buffer: int) -> None:
-        assert buffer == self.next_buffer
+    def see_place(self, group_id: str, run: Run, batch: int) -> None:
+        assert batch == self.next_batch
         bound = staleness_bound(self.name, self.limits.eta)
-        assert bound is None or 0 <= buffer - run.version <= bound
+        assert bound is None or 0 <= batch - run.version <= bound
         self.entries.append(group_id)
 
     def see_reason(self, run: Run, reason: str) -> None:
@@ -426,11 +426,11 @@ class QueueModel(Model[Run]):
                 assert reason == "stale"
                 bound = staleness_bound(self.name, self.limits.eta)
                 # It was too old for every batch to come; Skipped comes after it.
-                coming = max(self.version, self.next_buffer + self.complete(self.next_buffer))
+                coming = max(self.version, self.next_batch + self.complete(self.next_batch))
                 assert bound is not None
                 assert coming - run.version > bound
 
-    def see_trained(self, buffer: int, group_ids: tuple[str, ...]) -> None:
+    def see_trained(self, batch: int, group_ids: tuple[str, ...]) -> None:
         assert list(group_ids) == self.entries
 
     def pass_over(self, first: int, group_ids: tuple[str, ...]) -> None:

@@ -132,7 +132,7 @@ def test_the_pace_is_that_of_the_groups() -> None:
     pace = Pace(smooth_s=10.0)
     assert pace.wait_s == math.inf
     for second in range(5):
-        pace.update(second, buffer=3, groups=2 * second, size=16)
+        pace.update(second, batch=3, groups=2 * second, size=16)
     assert pace.groups_per_s == pytest.approx(2.0)
     assert pace.wait_s == pytest.approx((16 - 8) / 2)
 
@@ -190,17 +190,17 @@ def test_time_in_which_a_batch_was_whole_and_nothing_came_does_not_count() -> No
     assert pace.groups_per_s == pytest.approx(1.2657, abs=1e-3)
 
 
-@pytest.mark.parametrize(("groups", "buffer"), [(4, 7), (3, 6), (4, 4)])
+@pytest.mark.parametrize(("groups", "batch"), [(4, 7), (3, 6), (4, 4)])
 def test_nothing_is_known_of_groups_between_batches_that_do_not_follow_one_another(
-    groups: int, buffer: int
+    groups: int, batch: int
 ) -> None:
     """One was passed over, before or after it was whole."""
     pace = Pace(smooth_s=10.0)
     pace.update(0, 5, 0, 4)
     pace.update(groups / 2, 5, groups, 4)
-    pace.update(5, buffer, 1, 4)
+    pace.update(5, batch, 1, 4)
     assert pace.groups_per_s == pytest.approx(2.0)
-    pace.update(6, buffer, 2, 4)  # 1 in 1 s
+    pace.update(6, batch, 2, 4)  # 1 in 1 s
     assert pace.groups_per_s < 2.0
 
 

@@ -8,7 +8,7 @@ from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_base import DROPPED_KEPT
 from scheduler.policies.staleness_events import (
     Admit,
-    BufferReady,
+    BatchReady,
     CloseGroup,
     Command,
     Consume,
@@ -53,7 +53,7 @@ def test_without_staleness_a_round_is_generate_train_publish() -> None:
     book = ledger(0, 2, *solos("ab"))
     assert book.apply(Reward("b")) == [Occupied("b", 0, 0)]
     assert book.apply(solo("c")) == [Refuse("c", "no_slot")]
-    assert book.apply(Reward("a")) == [Occupied("a", 0, 1), BufferReady(0)]
+    assert book.apply(Reward("a")) == [Occupied("a", 0, 1), BatchReady(0)]
     assert book.apply(Consume(0)) == [Consumed(0, ("b", "a"))]
     assert book.apply(solo("c")) == [Refuse("c", "no_slot")], "version 1 is not there yet"
     assert book.apply(Publish(1)) == []
@@ -61,21 +61,21 @@ def test_without_staleness_a_round_is_generate_train_publish() -> None:
 
 
 def test_the_first_to_finish_changes_places_with_one_that_may_wait() -> None:
-    # a: buffer 1, b: buffer 0. a finishes first, and b's window [0, 1] reaches buffer 1.
+    # a: batch 1, b: batch 0. a finishes first, and b's window [0, 1] reaches batch 1.
     book = ledger(1, 1, *solos("ab"))
-    assert book.apply(Reward("a")) == [Moved("b", 0, 1), Occupied("a", 0, 0), BufferReady(0)]
-    assert book.apply(Reward("b")) == [Occupied("b", 1, 0), BufferReady(1)]
+    assert book.apply(Reward("a")) == [Moved("b", 0, 1), Occupied("a", 0, 0), BatchReady(0)]
+    assert book.apply(Reward("b")) == [Occupied("b", 1, 0), BatchReady(1)]
 
 
 def test_a_group_does_not_move_out_of_its_window() -> None:
-    # At version 1, b (V = 0, buffer 1) cannot go to buffer 2, so c (V = 1) stays there and buffer 1 waits for b.
+    # At version 1, b (V = 0, batch 1) cannot go to batch 2, so c (V = 1) stays there and batch 1 waits for b.
     book = ledger(1, 1, *solos("ab"), Reward("a"), Consume(0), Publish(1), solo("c"))
-    assert [(g.group_id, g.buffer) for g in book.groups()] == [("b", 1), ("c", 2)]
-    assert book.apply(Reward("c")) == [Occupied("c", 2, 0), BufferReady(2)]
-    assert [(r.buffer, r.state) for r in book.buffers()] == [(1, "STUCK"), (2, "READY")]
-    with pytest.raises(ValueError, match="buffer 1 trained: it is not complete"):
+    assert [(g.group_id, g.batch) for g in book.groups()] == [("b", 1), ("c", 2)]
+    assert book.apply(Reward("c")) == [Occupied("c", 2, 0), BatchReady(2)]
+    assert [(r.batch, r.state) for r in book.batches()] == [(1, "STUCK"), (2, "READY")]
+    with pytest.raises(ValueError, match="batch 1 trained: it is not complete"):
         book.apply(Consume(1))
-    assert book.apply(Reward("b")) == [Occupied("b", 1, 0), BufferReady(1)]
+    assert book.apply(Reward("b")) == [Occupied("b", 1, 0), BatchReady(1)]
 
 
 def test_a_freed_entry_travels_in_steps_if_windows_are_short() -> None:
@@ -144,14 +144,14 @@ def test_impossible_events_raise_and_change_nothing(event: Event) -> None:
 
 
 @pytest.mark.parametrize(("version", "commands"), [(0, []), (2, [Skipped(0, 2, ("a",))])])
-def test_a_buffer_that_is_given_back_is_skipped_once_a_later_version_is_published(
+def test_a_batch_that_is_given_back_is_skipped_once_a_later_version_is_published(
     version: int, commands: list[Command]
 ) -> None:
     newer = [Publish(version)] if version else []
     book = ledger(1, 1, solo("a"), Reward("a"), Leased(0), *newer)
-    assert book.next_buffer == 0
+    assert book.next_batch == 0
     assert book.apply(Returned(0)) == commands
-    assert (book.next_buffer, book.leased) == (version, False)
+    assert (book.next_batch, book.leased) == (version, False)
 
 
 def test_consumed_groups_are_forgotten_and_their_names_are_free() -> None:
@@ -187,13 +187,13 @@ def test_impossible_settings(eta: int, batch: int, members: int) -> None:
 
 
 def admitted(book: StaleFlow, name: str, engine: int | None, group: str = "") -> tuple[int, int]:
-    """The V and the buffer of a group whose first episode an engine of this version would sample."""
+    """The V and the batch of a group whose first episode an engine of this version would sample."""
     join = Join(group or name, name, 2 if group else 1, engine)
     expected = book.version_of(join)
     (admit,) = book.apply(join)
     assert isinstance(admit, Admit)
     assert group or expected == admit.version
-    return admit.version, admit.buffer
+    return admit.version, admit.batch
 
 
 def test_a_later_member_is_no_older_than_its_group() -> None:

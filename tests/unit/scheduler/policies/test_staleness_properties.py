@@ -136,7 +136,7 @@ class LedgerMachine(RuleBasedStateMachine):
         model, group_id, episode_id = self.model, self.name(), self.name()
         join = Join(group_id, episode_id, size, engine)
         wanted = model.version if engine is None else max(engine, 0)
-        slots = [v for v in range(min(wanted, model.version), model.version + 1) if model.open_buffers(v)]
+        slots = [v for v in range(min(wanted, model.version), model.version + 1) if model.open_batches(v)]
         expected = self.ledger.version_of(join)
         model.groups[group_id] = ReservedRun(size, slots[0] if slots else model.version)
         commands = self.apply(join)
@@ -203,30 +203,30 @@ class LedgerMachine(RuleBasedStateMachine):
         self.apply(CloseGroup(group_id, "x"))
         assert over or (run.reserved is None) == self.model.settled(run)
 
-    # Buffers
+    # Batches
 
     def train(self, rng: Random) -> None:
         order = rng.choice(["publish first", "consume first", "consume first", "consume only"])
-        buffer = self.model.next_buffer
-        if not self.model.complete(buffer):
+        batch = self.model.next_batch
+        if not self.model.complete(batch):
             with pytest.raises(ValueError, match="not complete"):
-                self.ledger.apply(Consume(buffer))
+                self.ledger.apply(Consume(batch))
             return
-        self.apply(Leased(buffer))
-        if order == "publish first" and buffer >= self.model.version:
-            self.publish(buffer + 1 - self.model.version)
-        entries = self.ledger.entries(buffer)
-        assert self.apply(Consume(buffer))[0] == Consumed(buffer, entries)
-        if order == "consume first" and self.model.version < self.model.next_buffer:
-            self.publish(self.model.next_buffer - self.model.version)
+        self.apply(Leased(batch))
+        if order == "publish first" and batch >= self.model.version:
+            self.publish(batch + 1 - self.model.version)
+        entries = self.ledger.entries(batch)
+        assert self.apply(Consume(batch))[0] == Consumed(batch, entries)
+        if order == "consume first" and self.model.version < self.model.next_batch:
+            self.publish(self.model.next_batch - self.model.version)
 
     def publish_out_of_order(self, rng: Random) -> None:
         if rng.random() < 0.5:
-            self.apply(Leased(self.model.next_buffer))
-        first = self.model.next_buffer
+            self.apply(Leased(self.model.next_batch))
+        first = self.model.next_batch
         kept = self.model.leased and self.model.complete(first)
         self.publish(rng.randint(1, 3))
-        assert self.model.next_buffer == (first if kept else max(first, self.model.version))
+        assert self.model.next_batch == (first if kept else max(first, self.model.version))
 
     def publish(self, step: int) -> None:
         self.model.version += step
@@ -234,18 +234,18 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def unstick(self, rng: Random) -> None:
         action: StuckAction = rng.choice(["retry", "truncate"])
-        buffer, expected = self.model.next_buffer, self.model.stuck(action)
-        commands = self.apply(Unstick(buffer, action))
+        batch, expected = self.model.next_batch, self.model.stuck(action)
+        commands = self.apply(Unstick(batch, action))
         if not expected:
             assert commands == [Refuse("", "not_stuck")]
             return
-        assert not self.model.waiting(buffer)
-        assert self.model.complete(buffer) == (action == "truncate")
-        assert self.model.empty(buffer) == (action == "retry")
+        assert not self.model.waiting(batch)
+        assert self.model.complete(batch) == (action == "truncate")
+        assert self.model.empty(batch) == (action == "retry")
 
     def impossible(self, rng: Random) -> None:
         before = Snapshot(self.ledger)
-        other = self.model.next_buffer + rng.randint(1, 4)
+        other = self.model.next_batch + rng.randint(1, 4)
         named: list[Event] = [
             Reward("?"),
             Finish("?"),
@@ -266,7 +266,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def the_model_agrees(self) -> None:
         ledger, model = self.ledger, self.model
-        assert (ledger.version, ledger.next_buffer) == (model.version, model.next_buffer)
+        assert (ledger.version, ledger.next_batch) == (model.version, model.next_batch)
         assert set(ledger._group_of) == {e for g in ledger.groups() for e in g.members}
         for action in ("retry", "truncate"):
             assert set(ledger.stuck(action)) == model.stuck(action)
@@ -274,16 +274,16 @@ class LedgerMachine(RuleBasedStateMachine):
             g for g, run in model.groups.items() if run.late and (run.reserved, run.occupied) != (None, None)
         }
         assert {g.group_id for g in ledger.groups() if g.late and g.state != "dropped"} == late
-        assert ledger.free_slots() == sum(model.left(b) for b in model.open_buffers())
-        rows = {row.buffer: row for row in ledger.buffers()}
-        for buffer in range(model.next_buffer, model.version + self.limits.eta + 1):
-            row, left, occupied = rows[buffer], model.left(buffer), model.occupants(buffer)
-            assert (row.occupied, row.reserved) == (occupied, len(model.waiting(buffer)))
+        assert ledger.free_slots() == sum(model.left(b) for b in model.open_batches())
+        rows = {row.batch: row for row in ledger.batches()}
+        for batch in range(model.next_batch, model.version + self.limits.eta + 1):
+            row, left, occupied = rows[batch], model.left(batch), model.occupants(batch)
+            assert (row.occupied, row.reserved) == (occupied, len(model.waiting(batch)))
             assert occupied <= self.limits.batch
             assert left >= 0
             whole, others = ("READY_WITH_CAPACITY", "PENDING") if left else ("READY", "STUCK")
-            assert row.state == (whole if model.complete(buffer) else others)
-            assert ledger.complete(buffer) == model.complete(buffer)
+            assert row.state == (whole if model.complete(batch) else others)
+            assert ledger.complete(batch) == model.complete(batch)
 
     def reservations_are_safe_and_late(self) -> None:
         model = self.model
@@ -300,37 +300,33 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def a_new_group_can_start_where_one_is_missing(self) -> None:
         """Never stuck: a batch that lacks a group has one underway, or can get one, or waits for a version."""
-        buffer = self.model.next_buffer
+        batch = self.model.next_batch
         reserved = any(run.reserved is not None for run in self.model.groups.values())
-        if (
-            not self.model.complete(buffer)
-            and not reserved
-            and buffer <= self.model.version + self.limits.eta
-        ):
+        if not self.model.complete(batch) and not reserved and batch <= self.model.version + self.limits.eta:
             assert self.ledger.free_slots() > 0
             trial = copy.deepcopy(self.ledger)
             assert isinstance(trial.apply(Join("trial", "trial", 1))[0], Admit)
-            assert Occupied("trial", buffer, self.model.occupants(buffer)) in trial.apply(Reward("trial"))
+            assert Occupied("trial", batch, self.model.occupants(batch)) in trial.apply(Reward("trial"))
 
     def the_next_batch_gets_complete(self, rng: Random) -> None:
         """Let all engines and graders finish their work in any order, and start groups wherever they may."""
         trial = copy.deepcopy(self.ledger)
-        if trial.next_buffer > trial.version + self.limits.eta:
-            trial.apply(Publish(trial.next_buffer))
-        buffer = trial.next_buffer
+        if trial.next_batch > trial.version + self.limits.eta:
+            trial.apply(Publish(trial.next_batch))
+        batch = trial.next_batch
         todo = [CloseGroup(group.group_id, "end") for group in trial.groups()]
         work: list[Event] = [*todo, *(Reward(e) for e in self.model.underway())]
         rng.shuffle(work)
         for event in work:
             trial.apply(event)
         for i in range(self.limits.batch):
-            if trial.complete(buffer):
+            if trial.complete(batch):
                 break
-            entry = len(trial.entries(buffer))
+            entry = len(trial.entries(batch))
             assert isinstance(trial.apply(Join(f"new{i}", f"new{i}", 1))[0], Admit)
-            assert Occupied(f"new{i}", buffer, entry) in trial.apply(Reward(f"new{i}"))
-        group_ids = trial.entries(buffer)
-        assert trial.apply(Consume(buffer))[0] == Consumed(buffer, group_ids)
+            assert Occupied(f"new{i}", batch, entry) in trial.apply(Reward(f"new{i}"))
+        group_ids = trial.entries(batch)
+        assert trial.apply(Consume(batch))[0] == Consumed(batch, group_ids)
 
     def teardown(self) -> None:
         if not hasattr(self, "model"):

@@ -8,7 +8,7 @@ from headgate.rewards import ROUNDING, SIZE
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
-    BufferReady,
+    BatchReady,
     Consume,
     Consumed,
     Drop,
@@ -40,7 +40,7 @@ def test_the_first_members_to_be_rewarded_are_trained() -> None:
         MemberDropped("b", "surplus"),
         AbortEpisode("b", "surplus"),
         Occupied("g", 0, 0),
-        BufferReady(0),
+        BatchReady(0),
     ]
     assert book.apply(Reward("b")) == [Refuse("b", "group_finished")]
 
@@ -65,22 +65,22 @@ def test_the_papers_example_scaled_down() -> None:
         MemberDropped("d3", "surplus"),
         AbortEpisode("d3", "surplus"),
         Occupied("d", 0, 3),
-        BufferReady(0),
+        BatchReady(0),
         GroupDropped("e", "no_room"),
         *(AbortEpisode(f"e{i}", "no_room") for i in range(1, 5)),
     ]
     assert book.apply(Consume(0)) == [Consumed(0, ("a", "b", "c", "d"))]
 
 
-def test_a_group_in_a_complete_buffer_takes_the_place_of_the_youngest_if_it_is_faster() -> None:
-    # a, b hold buffer 1; c, d hold 0. c completes it, and d races on for buffer 1.
+def test_a_group_in_a_complete_batch_takes_the_place_of_the_youngest_if_it_is_faster() -> None:
+    # a, b hold batch 1; c, d hold 0. c completes it, and d races on for batch 1.
     book = play(LedgerSettings(1, 1, spare_groups=1), *solos("abcd"))
-    assert book.apply(Reward("c")) == [Occupied("c", 0, 0), BufferReady(0)]
+    assert book.apply(Reward("c")) == [Occupied("c", 0, 0), BatchReady(0)]
     assert book.apply(Reward("d")) == [
         *lost("b", "surplus"),
         Moved("d", 0, 1),
         Occupied("d", 1, 0),
-        BufferReady(1),
+        BatchReady(1),
         *lost("a", "no_room"),
     ]
 
@@ -142,7 +142,7 @@ def test_other_groups_are_trained(drop_equal: bool, values: tuple[float | None, 
     book = play(limits, *(Join("g", f"g{i}", 3) for i in range(3)))
     commands = [command for i, value in enumerate(values) for command in book.apply(Reward(f"g{i}", value))]
     commands += [command for i in range(len(values), 3) for command in book.apply(Drop(f"g{i}", "x"))]
-    assert commands[-2:] == [Occupied("g", 0, 0), BufferReady(0)]
+    assert commands[-2:] == [Occupied("g", 0, 0), BatchReady(0)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -150,4 +150,4 @@ def test_a_reward_is_a_finite_number(value: float) -> None:
     book = play(LedgerSettings(0, 1), *solos("a"))
     with pytest.raises(ValueError, match="finite"):
         book.apply(Reward("a", value))
-    assert book.apply(Reward("a", 1.0)) == [Occupied("a", 0, 0), BufferReady(0)]
+    assert book.apply(Reward("a", 1.0)) == [Occupied("a", 0, 0), BatchReady(0)]

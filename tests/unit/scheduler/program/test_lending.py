@@ -97,11 +97,11 @@ def test_an_engine_that_fails_to_wake_is_started_again() -> None:
 def test_a_node_is_recalled_when_the_batch_is_near_and_not_lent_again_immediately() -> None:
     world = lent()
     for groups in range(9):  # one a second
-        world.fill(groups, buffer=1).run(1)
+        world.fill(groups, batch=1).run(1)
     assert world.story() == []
-    world.fill(9, buffer=1).run(2)  # one is left: 1 s, and putting to sleep was never measured
+    world.fill(9, batch=1).run(2)  # one is left: 1 s, and putting to sleep was never measured
     assert world.story() == ["19 t0 is switching", "19 a sleep 0", "20 t0 is idle"]
-    world.fill(9, buffer=1).claim("t0").run(1)
+    world.fill(9, batch=1).claim("t0").run(1)
     assert world.story() == ["21 t0 is train"]
 
 
@@ -113,9 +113,9 @@ def test_a_node_is_recalled_as_much_earlier_as_its_trainer_loads_and_computes(
     assert world.watch.nodes["t0"].role == "rollout"
     world.story()
     for groups in range(4):  # one a second
-        world.fill(groups, buffer=1).run(1)
+        world.fill(groups, batch=1).run(1)
     assert world.story() == []
-    world.fill(4, buffer=1).run()  # 6 are left: 1 s to sleep, 1 s margin, 4 s loading and training
+    world.fill(4, batch=1).run()  # 6 are left: 1 s to sleep, 1 s margin, 4 s loading and training
     assert world.story() == ["22 t0 is switching", "22 a sleep 0"]
     world.run(1)
     assert world.watch.nodes["t0"].claimable
@@ -132,16 +132,14 @@ def test_how_long_a_trainer_computes_is_measured_once_a_batch_however_many_nodes
 
 def test_a_node_is_claimable_that_is_not_lent_because_the_wait_is_short() -> None:
     world = lent().claim("t0").run(2)
-    world.fill(5, buffer=1).run(1).fill(6, buffer=1).release(
-        "t0", busy_s=4.0
-    )  # 4 s are left, 5 are the least
+    world.fill(5, batch=1).run(1).fill(6, batch=1).release("t0", busy_s=4.0)  # 4 s are left, 5 are the least
     node = world.watch.nodes["t0"]
     assert (node.role, node.claimable) == ("idle", True)
     world.story()
-    world.run(1).fill(7, buffer=1).run(1).fill(7, buffer=1)
+    world.run(1).fill(7, batch=1).run(1).fill(7, batch=1)
     assert world.story() == []  # it is reported once
     for _ in range(20):
-        world.run(1).fill(7, buffer=1)
+        world.run(1).fill(7, batch=1)
     assert (node.role, node.claimable) == ("rollout", False)
     world.check_replay()
 
@@ -171,10 +169,10 @@ def test_the_only_engines_are_lent_however_short_the_wait_is() -> None:
 def test_a_batch_that_seemed_near_and_is_not_gets_its_node_again() -> None:
     world = lent()
     for groups in range(10):
-        world.fill(groups, buffer=1).run(1)
+        world.fill(groups, batch=1).run(1)
     assert world.watch.nodes["t0"].role == "idle"
     for _ in range(40):
-        world.fill(9, buffer=1).run(1)
+        world.fill(9, batch=1).run(1)
     assert world.watch.nodes["t0"].role == "rollout"
 
 
@@ -193,16 +191,16 @@ def test_a_switch_that_takes_longer_than_the_wait_is_not_made_again() -> None:
 
     world = lent(outcome=outcome)
     for groups in range(6):
-        world.fill(groups, buffer=1).run(1)
+        world.fill(groups, batch=1).run(1)
     world.claim("t0").run(6)  # putting to sleep took 4 s: measured
-    world.release("t0").fill(0, buffer=7).run(10)
+    world.release("t0").fill(0, batch=7).run(10)
     assert world.watch.nodes["t0"].role == "rollout"  # waking was never measured
     world.claim("t0").run(6).story()
-    world.fill(0, buffer=2).release(
+    world.fill(0, batch=2).release(
         "t0"
     )  # waking took 7 s with its probe, so 12 s are the least; 10 s are left, or fewer
     for groups in range(1, 6):
-        world.run(1).fill(groups, buffer=2)
+        world.run(1).fill(groups, batch=2)
     assert world.story() == ["38 t0 is idle"]
 
 
@@ -287,8 +285,8 @@ def happen(world: World, what: str, about: Any) -> None:
         case "release" if about[0] in world.watch.nodes:
             world.release(about[0], busy_s=about[1])
         case "fill":
-            groups, running, buffer, ahead = about
-            world.fill(groups, running, buffer, ahead=ahead)
+            groups, running, batch, ahead = about
+            world.fill(groups, running, batch, ahead=ahead)
         case "claim" | "release" if about not in world.watch.nodes:
             return
         case _:
@@ -344,7 +342,7 @@ def converge(world: World) -> None:
         world.resume(engine)
     world.release(*world.watch.nodes)
     for _ in range(40):
-        world.fill(0, running=99, buffer=9).run(10)
+        world.fill(0, running=99, batch=9).run(10)
     assert [ended.version for ended in world.watch.ends] == world.watch.published
     last = max(world.watch.published, default=0) + 1
     world.publish(last).run(100)

@@ -188,9 +188,9 @@ class World:
             self._happens(self._program.lending.released, Released(node, MODEL, busy_s, load_s), observe)
         return self
 
-    def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10, ahead: int = 0) -> World:
+    def fill(self, groups: int, running: int = 9, batch: int = 0, size: int = 10, ahead: int = 0) -> World:
         """Report the fill of the batch and of later ones."""
-        self._happens(self._program.lending.filling, Filling(MODEL, buffer, groups, size, running, ahead))
+        self._happens(self._program.lending.filling, Filling(MODEL, batch, groups, size, running, ahead))
         return self
 
     def publish(self, *versions: int) -> World:

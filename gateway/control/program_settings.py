@@ -1,0 +1,52 @@
+"""The gateway's settings in the form in which the control program, and its recordings, have them. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.config.settings import Settings
+
+
+def program_settings(settings: Settings, model: str) -> dict[str, Any]:
+    """Return the control program's settings for a model."""
+    engine, update = settings.engine_of(model), settings.update
+    trained = settings.models[model].train
+    return {
+        **({"ledger": {}} if trained else {}),
+        "fleet": {
+            "start_s": engine.start_s + 5.0,
+            "drain_s": update.pause_timeout_s,
+            "sleep_s": settings.lending.deadline_s / 2,
+            "max_restarts": engine.max_restarts,
+            "window_s": engine.restart_window_s,
+            "insist": engine.launch == "external" and settings.cluster.url is not None,
+        },
+        "update": {
+            "mode": "adapter" if engine.transport == "lora" else update.mode,
+            "order": update.order,
+            "hold_s": update.pause_timeout_s,
+            "load_s": update.load_s,
+        },
+        "placement": placement_settings(settings),
+    }
+
+
+def placement_settings(settings: Settings) -> dict[str, Any]:
+    """Return the control program's settings for routing."""
+    routing, pulls = settings.routing, settings.update.order == "pull"
+    names = ("rule", "min_gain_share", "late_call_weight")
+    return {
+        **{name: getattr(routing, name) for name in names},
+        "engine": routing.engine_prior.model_dump(),
+        "sync": {
+            "running_below": routing.running_below,
+            "rate_below": routing.rate_below,
+            "at_once": routing.pull_at_once,
+        },
+        "migration": {
+            "on": pulls if routing.migrate is None else routing.migrate,
+            "waiting_above": routing.waiting_above,
+            "gap_above": routing.gap_above,
+            "gap_until": routing.gap_until,
+        },
+    }
