@@ -24,9 +24,11 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from bench.families.configs import Family
+from bench.families.replay import replay_gap
 from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.tree import Row, row_of_tokens
+from trainer.errors import ConfigError
 from trainer.model import loading, rope
 from trainer.model.policy import Attention, Policy
 from trainer.publish.filesystem import WeightsDirectory
@@ -52,6 +54,8 @@ class Found:
     """The largest relative error of a weight's gradient."""
     export: bool | None = None
     adapter: bool | None = None
+    replay_gap: float | None = None
+    """Nats, of a mixture, with router replay; None if it cannot be replayed too."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys that programs read."""
@@ -76,6 +80,7 @@ def measure(family: Family) -> Found:
             way: Attention = "spans" if found.verdict == "accepted" else "rows"
             found.export = _is_exported(family, path, way)
             found.adapter = _is_adapted(family, path, way)
+            found.replay_gap = _replay_gap(family, path, reference, way)
     return found
 
 
@@ -234,6 +239,15 @@ def _is_adapted(family: Family, path: Path, way: Attention) -> bool:
     except Exception:  # no adapter, or one that peft does not read
         return False
     return float((ours - theirs).abs().max()) <= _EXACT
+
+
+def _replay_gap(family: Family, path: Path, reference: Any, way: Attention) -> float | None:
+    """Return how exact router replay is; None for a family that is refused with it. Changes the reference."""
+    try:
+        trainer = _trainer(family, path / "model", path / "replayed", attention=way, router_replay=True)
+    except ConfigError:
+        return None
+    return replay_gap(trainer.policy, reference, _rows())
 
 
 def _stored(directory: Path) -> dict[str, Tensor]:
