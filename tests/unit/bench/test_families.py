@@ -20,13 +20,13 @@ from trainer.data.packing import MicroBatch
 from trainer.data.tree import Row
 from trainer.errors import ConfigError
 
-KEYS = {"verdict", "why", "gap", "gradient", "export", "adapter", "replay_gap"}
+KEYS = {"verdict", "why", "gap", "gradient", "export", "adapter", "replay_gap", "packed_gap"}
 
 
 def test_the_last_line_has_each_familys_findings(capsys: pytest.CaptureFixture[str]) -> None:
-    families.main(["qwen3", "bloom", "qwen3_moe", "--json"])
+    families.main(["qwen3", "bloom", "qwen3_moe", "lfm2", "--json"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["families"]
-    assert list(found) == ["qwen3", "bloom", "qwen3_moe"]
+    assert list(found) == ["qwen3", "bloom", "qwen3_moe", "lfm2"]
     assert all(set(each) == KEYS for each in found.values())
     qwen, bloom = found["qwen3"], found["bloom"]
     assert (qwen["verdict"], qwen["why"], qwen["export"], qwen["adapter"]) == ("accepted", None, True, True)
@@ -36,7 +36,8 @@ def test_the_last_line_has_each_familys_findings(capsys: pytest.CaptureFixture[s
     assert "BloomForCausalLM does not work" in bloom["why"]
     assert 'set [model] attention = "rows"' in bloom["why"]
     assert bloom["gap"] < 1e-4, "measured with rows"
-    assert qwen["replay_gap"] is None, "not a mixture"
+    assert qwen["replay_gap"] is qwen["packed_gap"] is None, "neither a mixture nor a hybrid"
+    assert 0 < found["lfm2"]["packed_gap"] < 1e-4
     assert 0 < found["qwen3_moe"]["replay_gap"] < 1e-4
 
 
