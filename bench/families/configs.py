@@ -178,7 +178,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": Family("qwen3_5_text", _S | _LINEAR),
     "kimi_linear": Family("kimi_linear", _NO_HEAD_DIM | {"num_experts": 4, "num_experts_per_token": 2,
         "moe_intermediate_size": 32, "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
-        "v_head_dim": 24}),
+        "v_head_dim": 24, "linear_num_heads": 2, "linear_head_dim": 16}),
     "lfm2": Family("lfm2", _S | {"layer_types": ["conv", "full_attention"]}),
     "minimax": Family("minimax", _S | _LOCAL),
     "jamba": Family("jamba"),

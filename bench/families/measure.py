@@ -24,16 +24,20 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from bench.families.configs import Family
+from bench.families.replay import replay_gap
 from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.tree import Row, row_of_tokens
-from trainer.model import loading, rope
+from trainer.errors import ConfigError
+from trainer.model import loading, recurrent, rope
 from trainer.model.policy import Attention, Policy
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
 
 _EXACT = 1e-4
-"""Nats: how far adapters that peft has read may be from those that were written, in float32."""
+"""Nats: how far adapters that peft has read may be from those that were written, in float32, if the model itself is as exact."""
+_NOISES = 10
+"""How far they may be if it is not, as a multiple of its gap."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,10 @@ class Found:
     """The largest relative error of a weight's gradient."""
     export: bool | None = None
     adapter: bool | None = None
+    replay_gap: float | None = None
+    """Nats, of a mixture, with router replay; None if it cannot be replayed too."""
+    packed_gap: float | None = None
+    """Nats, of a model whose layers have a state, between rows that are packed and rows one by one."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys that programs read."""
@@ -68,27 +76,35 @@ def measure(family: Family) -> Found:
         except Exception as error:  # of a library, for a config that it does not take
             found.why = f"transformers does not build it: {_reason(error)}"
             return found
-        if _compare(found, family, path, reference, "spans"):
-            found.verdict = "accepted"
-        if _compare(found, family, path, reference, "rows"):
-            found.rows = "accepted"
+        spans = _compare(found, family, path, reference, "spans")
+        rows = _compare(found, family, path, reference, "rows")
+        found.verdict, found.rows = ("refused" if each is None else "accepted" for each in (spans, rows))
+        if spans is not None and rows is not None and recurrent.layers_of(spans.model):
+            found.packed_gap = _packed_gap(spans, rows)
         if found.gap is not None:
             way: Attention = "spans" if found.verdict == "accepted" else "rows"
             found.export = _is_exported(family, path, way)
-            found.adapter = _is_adapted(family, path, way)
+            found.adapter = _is_adapted(family, path, way, max(_EXACT, _NOISES * found.gap))
+            found.replay_gap = _replay_gap(family, path, reference, way)
     return found
 
 
-def _compare(found: Found, family: Family, path: Path, reference: Any, way: Attention) -> bool:
-    """Return true if the trainer takes the family with this attention; gaps are those of the first that it takes."""
+def _compare(found: Found, family: Family, path: Path, reference: Any, way: Attention) -> Policy | None:
+    """Return the policy if the trainer takes the family with this attention; gaps are those of the first that it takes."""
     try:
         trainer = _trainer(family, path / "model", path / way, attention=way)
     except Exception as error:  # whatever it is, a run would end with it
         found.why = found.why or _reason(error)
-        return False
+        return None
     if found.gap is None:
         found.gap, found.gradient = _gaps(trainer.policy, reference)
-    return True
+    return trainer.policy
+
+
+def _packed_gap(spans: Policy, rows: Policy) -> float:
+    """Return the largest gap of a log-probability between rows that are packed and rows one by one."""
+    packed, single = (p.logprobs(lay_out(_rows(), share_prefixes=p.shares_prefixes)) for p in (spans, rows))
+    return float((packed - single).abs().max())
 
 
 def _written(family: Family, path: Path) -> Any:
@@ -209,8 +225,8 @@ def _is_exported(family: Family, path: Path, way: Attention) -> bool:
     )
 
 
-def _is_adapted(family: Family, path: Path, way: Attention) -> bool:
-    """Return true if peft reads adapters with random factors as the model that was trained."""
+def _is_adapted(family: Family, path: Path, way: Attention, exact: float) -> bool:
+    """Return true if peft reads adapters with random factors as the model that was trained, up to `exact` nats."""
     # Seconds to import.
     from peft import PeftModel
 
@@ -233,7 +249,16 @@ def _is_adapted(family: Family, path: Path, way: Attention) -> bool:
         ours = trainer.policy.logprobs(lay_out(_rows(), share_prefixes=trainer.policy.shares_prefixes))
     except Exception:  # no adapter, or one that peft does not read
         return False
-    return float((ours - theirs).abs().max()) <= _EXACT
+    return float((ours - theirs).abs().max()) <= exact
+
+
+def _replay_gap(family: Family, path: Path, reference: Any, way: Attention) -> float | None:
+    """Return how exact router replay is; None for a family that is refused with it. Changes the reference."""
+    try:
+        trainer = _trainer(family, path / "model", path / "replayed", attention=way, router_replay=True)
+    except ConfigError:
+        return None
+    return replay_gap(trainer.policy, reference, _rows())
 
 
 def _stored(directory: Path) -> dict[str, Tensor]:

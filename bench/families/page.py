@@ -19,12 +19,13 @@ again at every upgrade of transformers, peft or torch. `python -m bench.families
   weight's gradient, relative to its largest number. In float32, with rows packed together and cut in two; with spans if
   they are accepted, else with rows.
 - **export**: the published bfloat16 weights have the checkpoint's names and numbers. **adapter**: peft reads a run's
-  adapter as the model that was trained.
+  adapter as the model that was trained. **replay**: the gap of a mixture with `router_replay`, for routes that the model
+  would choose and for others; empty for a model that cannot replay them.
 
 {accepted} of {all} families are trained with spans, and {rows} more with rows.
 
-| families | spans | rows | gap | gradient | export | adapter |
-|---|---|---|---|---|---|---|
+| families | spans | rows | gap | gradient | export | adapter | replay |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -65,6 +66,7 @@ def cells(name: str, found: Found) -> list[str]:
         *(name, _mark(found.verdict == "accepted"), _mark(found.rows == "accepted")),
         *(_bound(found.gap), _bound(found.gradient)),
         *("" if each is None else _mark(each) for each in truths),
+        _bound(found.replay_gap),
     ]
 
 

@@ -23,6 +23,7 @@ from tests.faults.real.plan import Plan
 from tests.faults.real.processes import has_vllm
 from tests.faults.real.tags import COUNTS as SEAM_COUNTS
 from tests.faults.report import show_counts, show_mutants
+from tests.faults.routes import WRONG
 from tests.faults.weights import VERSIONS
 from tests.harness.transports import TRANSPORTS
 
@@ -105,7 +106,7 @@ def run_updates(
     mutants: Mutants = True,
     out: Annotated[Path, typer.Option(help="The JSON report.")] = Path("runs/proof.json"),
 ) -> None:
-    """Prove that weight updates lose, double and mislabel no token.
+    """Prove that weight updates lose, double and mislabel no token, nor its experts.
 
     Two engines, long streams and short calls by the openai package, weights that name their version in every token, updates while
     all of that runs, and an engine that is killed in the middle. A checker that imports nothing of headgate reads the version of
@@ -144,13 +145,17 @@ def run_updates(
             "tokens",
             "crossings",
             "unconfirmed",
-            *(c.replace("_", " ") for c in COUNTS),
+            "routed",
+            *(c.replace("_", " ") for c in (*COUNTS, WRONG)),
             "s",
         ],
         [_row(trial) for trial in trials],
     )
     found = [trial.to_json() for trial in trials]
-    summed = {key: sum(row[key] for row in found) for key in ("tokens_checked", *COUNTS, "unconfirmed")}
+    summed = {
+        key: sum(row[key] for row in found)
+        for key in ("tokens_checked", *COUNTS, WRONG, "routed", "unrouted", "unconfirmed")
+    }
     problems = [problem for trial in trials for problem in trial.problems]
     _finish({**summed, "problems": problems, "trials": found}, mutated, COUNTS, out)
 
@@ -174,7 +179,8 @@ async def _run_updates(
 def _row(trial: updates.Trial) -> list[str]:
     facts, report = trial.report.facts, trial.report
     head = [len(trial.updates), facts["finished_replies"], facts["tokens"], report.crossings.total()]
-    counts = [facts["unconfirmed"], *(report.counts[kind] for kind in COUNTS), round(trial.seconds)]
+    found = (report.counts[kind] for kind in (*COUNTS, WRONG))
+    counts = [facts["unconfirmed"], facts["routed"], *found, round(trial.seconds)]
     return [trial.plan.name, *map(str, [*head, *counts])]
 
 

@@ -34,9 +34,10 @@ TABLES = {
     "calls": ("id", "episode_id", "model", "node", "engine", "finish_reason", "prompt_tokens"),
     "decisions": ("seq", "group_id", "episode_id", "kind", "reason", "batch"),
     "leases": ("fence", "batch", "state"),
+    "node_routes": ("episode_id", "model", "index", "layers", "top_k", "dtype", "data"),
     "versions": ("version", "state"),
 }
-_BYTES = {"ids", "logprobs", "flags"}
+_BYTES = {"ids", "logprobs", "flags", "data"}
 _JSON = {"spans"}
 _VERSION = re.compile(r"v(\d+)$")
 
@@ -185,8 +186,8 @@ def save_tables(tables: dict[str, list[Row]], file: Path) -> None:
 def load_tables(file: Path) -> dict[str, list[Row]]:
     """Read the tables that `save_tables` wrote."""
     tables: dict[str, list[Row]] = json.loads(file.read_text())
-    for row in tables["nodes"]:
-        for column in _BYTES:
+    for row in (row for rows in tables.values() for row in rows):
+        for column in _BYTES & row.keys():
             row[column] = base64.b64decode(row[column])
     return tables
 

@@ -85,6 +85,7 @@ MUTANTS = (
     Mutant("updates", "labels at arrival", ("wrong_version",), gateways.labels_at_arrival, ("keep",), True, True),
     Mutant("updates", "a token dropped", ("lost",), gateways.seam_token_dropped, first=True, virtual=True),
     Mutant("updates", "a token doubled", ("doubled",), gateways.seam_token_doubled, first=True, virtual=True),
+    Mutant("updates", "experts shifted by one", ("wrong_route",), gateways.routes_shifted, first=True),
     Mutant("seam", "a length without its body", ("crossed", "smuggled", "wrong"), gateways.body_dropped),
     Mutant("seam", "keys are not checked", ("unchecked",), gateways.keys_unchecked),
     Mutant("seam", "headers of a connection are copied", ("crossed", "smuggled", "wrong", "lost"), gateways.headers_copied),

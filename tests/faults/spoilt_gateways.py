@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 Context = AbstractContextManager[Any]
 
 
@@ -90,8 +92,20 @@ def labels_at_arrival() -> Context:
 
         return wrong
 
-    unread = ("gateway.trajectories.turn:Turn.end_run", lambda _: lambda _self, _account: None)
+    unread = ("gateway.trajectories.turn:Turn.end_run", lambda _: lambda _self, _account, _routes=None: None)
     return _wrong(("gateway.updates.engine_steps:EngineSteps._hold", late), (_APPEND, labeled), unread)
+
+
+def routes_shifted() -> Context:
+    """Give every token the experts of the token before it."""
+
+    def make(end_run: Any) -> Any:
+        def wrong(self: Any, labels: Any, routes: Any) -> None:
+            end_run(self, labels, None if routes is None else np.roll(routes, 1, axis=0))
+
+        return wrong
+
+    return _wrong(("gateway.trajectories.turn:Turn.end_run", make))
 
 
 def _on_append(change: Callable[[Any, list[Any]], list[Any]]) -> Context:

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,21 @@ BLOCK = 10
 VERSIONS = 9
 """The number of blocks that printable ASCII has room for."""
 _HIDDEN, _HEAD = 128, 64
+ROUTERS: dict[str, Any] = {"experts": 16, "top_k": 2, "layers": [1]}
+_ROUTED = {"num_experts": 16, "num_experts_per_tok": 2, "mlp_only_layers": [0]}
+"""What a config states of `ROUTERS`."""
 
 
-def build(root: Path, versions: int = VERSIONS, transport: str = "filesystem") -> list[Path]:
-    """Write versions 0 to `versions` - 1; the first is a plain checkpoint, the others have manifests."""
+def build(
+    root: Path, versions: int = VERSIONS, transport: str = "filesystem", *, mixture: bool = False
+) -> list[Path]:
+    """Write versions 0 to `versions` - 1; the first is a plain checkpoint, the others have manifests.
+
+    `mixture`: their config is that of a mixture of experts (`ROUTERS`), which fake engines alone can load.
+    """
     if not 1 <= versions <= VERSIONS:
         raise ValueError(f"there are blocks for {VERSIONS} versions")
-    sources, target = save_sources(root / "sources", transport), root / "versions"
+    sources, target = save_sources(root / "sources", transport, mixture=mixture), root / "versions"
     target.mkdir()
     later = [
         write_version(sources[0].parent, target, version, version - 1, transport)
@@ -47,11 +56,11 @@ def build(root: Path, versions: int = VERSIONS, transport: str = "filesystem") -
     return [sources[0], *later]
 
 
-def save_sources(root: Path, transport: str = "filesystem") -> list[Path]:
+def save_sources(root: Path, transport: str = "filesystem", *, mixture: bool = False) -> list[Path]:
     """Write a checkpoint for each block, and with `lora` an adapter for each."""
     sources = [root / f"block-{block}" for block in range(VERSIONS)]
     for block, source in enumerate(sources):
-        save_counting(source, block)
+        save_counting(source, block, _ROUTED if mixture else {})
         if transport == "lora":
             adapter = fake_adapter(root / f"adapter-{block}", f"block {block}")
             shutil.copyfile(source / "block.json", adapter / "block.json")
@@ -85,14 +94,14 @@ def _probe(block: int) -> dict[str, Any]:
     }
 
 
-def save_counting(directory: Path, block: int) -> None:
-    """Write a checkpoint that counts inside a block."""
+def save_counting(directory: Path, block: int, more: Mapping[str, Any] | None = None) -> None:
+    """Write a checkpoint that counts inside a block. `more`: keys of its config."""
     directory.mkdir(parents=True)
     save_tokenizer(directory)
     vocabulary = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab()
     if [vocabulary[chr(ord("!") + i)] for i in range(BLOCK * VERSIONS)] != [*range(BLOCK * VERSIONS)]:
         raise ValueError("the digits of all blocks are not one run of ids from 0")
-    (directory / "config.json").write_text(json.dumps(_CONFIG, indent=2))
+    (directory / "config.json").write_text(json.dumps({**_CONFIG, **(more or {})}, indent=2))
     tokens = np.arange(BLOCK * VERSIONS)
     embedding = np.zeros((VOCABULARY, _HIDDEN), np.float32)
     embedding[:, BLOCK - 1] = 1

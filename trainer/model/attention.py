@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from trainer.errors import ConfigError
+from trainer.model import recurrent
 from trainer.model.block_attention import attend_by_blocks
 from trainer.model.forest import Forest
 
@@ -70,6 +71,7 @@ def install(model: Any, exchange: Exchange | None = None) -> Holder:
     for module in model.modules():
         module.spans = holder
     model.set_attn_implementation(NAME)
+    recurrent.install(model, holder)
     return holder
 
 

@@ -1,8 +1,8 @@
 """Which tokens of a micro-batch see which: by token, and by block of tokens.
 
 Token q sees token k if `k <= q < ends[k]` (`trainer.data.packing`) and, with a window, if q's position is less than `window`
-after k's. Owns the tables of blocks, made once for each window. Invariants: tensors have numbers for tokens and for pairs of
-blocks, never for pairs of tokens; every token sees itself.
+after k's. Owns the tables of blocks, made once for each window, and the pieces of layers with a state.
+Invariants: tensors have numbers for tokens and for pairs of blocks, never for pairs of tokens; every token sees itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
+
+from trainer.model.recurrent import Piece, pieces_of
 
 FLEX_BLOCK = 128
 """Tokens of a block of FlexAttention."""
@@ -36,6 +38,7 @@ class Forest:
         self.ends = ends
         self._blocks: dict[tuple[int | None, int], Blocks] = {}
         self._masks: dict[int | None, BlockMask] = {}
+        self._pieces: list[Piece] | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -43,6 +46,13 @@ class Forest:
     def sees(self, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
         """Return, as bool, which queries see which keys; both are numbers of tokens, and broadcast."""
         return _sees(self.positions, self.ends, queries, keys, window)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The pieces at which layers with a state start again."""
+        if self._pieces is None:
+            self._pieces = pieces_of(self.positions.cpu().numpy())
+        return self._pieces
 
     def blocks(self, window: int | None, size: int) -> Blocks:
         """Return the pairs of blocks of `size` tokens that have anything to see, by the extremes of ends and positions."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headgate.routes import ABSENT
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
-from trainer.model import attention, head
+from trainer.model import attention, head, recurrent
 from trainer.model.attention import Exchange
 from trainer.model.forest import Forest
 from trainer.model.parallel import State
@@ -147,13 +147,15 @@ class Policy(nn.Module):
 
     def _check_exchange(self, exchange: Exchange) -> None:
         heads = self.model.config.get_text_config().num_attention_heads
-        if self.attention_kind != "spans" or heads % exchange.size:
-            why = (
-                f"its {heads} attention heads cannot be divided by it"
-                if self.shares_prefixes
-                else 'it needs attention = "spans"'
-            )
-            raise ConfigError(f"[parallel] context = {exchange.size}: {why}")
+        if self.attention_kind != "spans":
+            why = 'it needs attention = "spans"'
+        elif heads % exchange.size:
+            why = f"its {heads} attention heads cannot be divided by it"
+        elif layers := recurrent.layers_of(self.model):
+            why = f"{type(layers[0]).__name__} has a state, which passes through all tokens of a row; set it to 1"
+        else:
+            return
+        raise ConfigError(f"[parallel] context = {exchange.size}: {why}")
 
     @contextmanager
     def at_work(self, micro: MicroBatch) -> Iterator[None]:

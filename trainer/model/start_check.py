@@ -20,7 +20,7 @@ from torch import Tensor
 from trainer.data.packing import lay_out
 from trainer.data.tree import Row, row_of_tokens
 from trainer.errors import ConfigError
-from trainer.model import rope, small_copy
+from trainer.model import recurrent, rope, small_copy
 from trainer.model.policy import Attention, Policy
 from trainer.model.router_replay import refused
 
@@ -69,7 +69,8 @@ def check(policy: Policy, max_model_len: int | None = None) -> None:
     config = rope.pinned(policy.model.config, max_model_len)
     why = difference(policy, _SHORT)
     late = small_copy.lengths(config)
-    if why is None and not late:
+    # Of new weights a state has no effect that shows: whether it is continued, a copy's large ones show.
+    if why is None and not late and not (policy.shares_prefixes and recurrent.layers_of(policy.model)):
         return
     try:
         copy = SmallCopy.of(type(policy.model), config)

@@ -23,13 +23,15 @@ import httpx
 import openai
 import orjson
 
+from gateway.engines.fake import identity
 from gateway.generation.slot import Slot
 from headgate.types import EpisodeOpened
 from tests.faults.callers import FAILURES, Call, Caller, question
 from tests.faults.checker import COUNTS, Report, check
 from tests.faults.evidence import Journal, read, read_database, save_tables
 from tests.faults.mutants import Mutant
-from tests.faults.weights import BLOCK, VERSIONS, build
+from tests.faults.routes import WRONG, check_routes
+from tests.faults.weights import BLOCK, ROUTERS, VERSIONS, build
 from tests.harness.crossing import HOLD_S, crossed, freeze
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.transports import Way, served
@@ -72,6 +74,11 @@ class Plan:
         """Describe the plan."""
         return f"{self.engine}, {self.mode}, {self.order}, {self.transport}"
 
+    @property
+    def routed(self) -> bool:
+        """True if the experts of tokens are recorded: with fake engines, which load whole versions from files."""
+        return self.engine == "fake" and self.transport == "filesystem"
+
 
 def small(plan: Plan) -> Plan:
     """Return a plan that is enough to notice a mutant: few streams; with `keep` many tokens in the pipe."""
@@ -105,6 +112,12 @@ class Trial:
         found += [f"{facts[fact]} {fact.replace('_', ' ')}" for fact in _NONE if facts[fact]]
         found += [f"version {u['version']} is {u['state']}" for u in self.updates if u["state"] != "live"]
         found += self._too_few_crossings()
+        if plan.routed and not facts["routed"]:
+            found.append("no experts are recorded")
+        if facts["unrouted"] and not plan.kill:
+            found.append(
+                f"{facts['unrouted']} tokens have no recorded experts, although no engine was killed"
+            )
         if not plan.kill:
             found += self.failures
         elif not self.restarts:
@@ -132,8 +145,12 @@ class Trial:
         return {
             **asdict(self.plan),
             **{kind: report.counts[kind] for kind in COUNTS},
+            WRONG: report.counts[WRONG],
             "tokens_checked": report.facts["tokens"],
-            **{fact: report.facts[fact] for fact in ("finished_replies", "unconfirmed", *_NONE)},
+            **{
+                fact: report.facts[fact]
+                for fact in ("finished_replies", "unconfirmed", "routed", "unrouted", *_NONE)
+            },
             "crossings": {
                 str(version): count for version, count in sorted(report.crossings.items()) if count
             },
@@ -156,10 +173,13 @@ async def run_trial(plan: Plan, log: Callable[[str], None], mutant: Mutant | Non
     trial, started = Trial(plan), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headgate-updates-") as folder:
         work = Path(folder)
-        versions = build(work / "models", plan.updates + 1, plan.transport)
+        versions = build(work / "models", plan.updates + 1, plan.transport, mixture=plan.routed)
         with mutant.put_in() if mutant else nullcontext():
             await _play(trial, versions, work, log)
-        trial.report = check(read(work / "evidence"))
+        evidence = read(work / "evidence")
+        trial.report = check(evidence)
+        if plan.routed:
+            check_routes(evidence, trial.report)
     trial.seconds = time.monotonic() - started
     return trial
 
@@ -174,14 +194,16 @@ async def _play(trial: Trial, versions: list[Path], work: Path, log: Callable[[s
         values = settings_for(
             versions[0], work, engine=engine, update=update, routing=routing, weights=way.weights
         )
-        values["models"]["demo"]["max_model_len"] = 4096
+        values["models"]["demo"] |= {"max_model_len": 4096, "router_replay": plan.routed}
         async with run_gateway(values, in_process=False) as gateway:
             with Journal(evidence / "agents" / "all.jsonl") as journal:
                 world = _World(trial, versions, gateway, way, journal, log)
                 with crossed(world.stop_in_the_middle):
                     await world.run()
             trial.restarts = sum(e["restarts"] for e in (await gateway.admin.status())["engines"])
-    form = {"block": BLOCK, "blocks": VERSIONS, "unlogged_engines": ["all"], "batch": 1}
+    form: dict[str, Any] = {"block": BLOCK, "blocks": VERSIONS, "unlogged_engines": ["all"], "batch": 1}
+    if plan.routed:
+        form |= {"routers": ROUTERS, "weights_ids": [identity(str(version)) for version in versions]}
     (evidence / "plan.json").write_bytes(orjson.dumps(form))
     save_tables(read_database(values["store"]["url"]), evidence / "database.json")
 

@@ -315,6 +315,27 @@ def test_two_ranks_replay_what_one_replays(mixture: Path, tmp_path: Path) -> Non
     assert mask[0]["unrouted_tokens"] == 0
 
 
+@pytest.mark.parametrize(
+    ("more", "parallel"),
+    [({}, {"context": 2}), ({"lora": {"rank": 4}}, {}), ({"lora": {"rank": 4}}, {"context": 2})],
+    ids=["context", "lora", "both"],
+)
+def test_adapters_and_shared_rows_replay_too(
+    more: dict[str, Any], parallel: dict[str, int], mixture: Path, tmp_path: Path
+) -> None:
+    routed = {"router_replay": True, **more}
+    alone, together = (
+        settings_of(mixture, tmp_path / str(n), {"type": "grpo"}, more=routed, **given)
+        for n, given in ((1, {}), (2, parallel))
+    )
+    plain = settings_of(mixture, tmp_path / "plain", {"type": "grpo"}, more=more)
+    (expected,) = on_ranks(1, learn_routed, alone, 0)
+    (other,) = on_ranks(1, learn_routed, plain, 0)
+    found, _ = on_ranks(2, learn_routed, together, 0)
+    assert_close([found[0]], [expected[0]], 1e-5)
+    assert abs(other[0]["loss"] - expected[0]["loss"]) > 1e-4, "replay changes the loss"
+
+
 def test_a_dense_checkpoint_is_refused_at_the_start(exact_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"router_replay = true: .*: it is not a mixture of experts"):
         RankTrainer.open(settings_of(exact_model, tmp_path, {}, more={"router_replay": True}))

@@ -50,7 +50,7 @@ class Link:
         question: dict[str, Any] = await self.follower._outbox.get()
         live = OpenEpisode(episode_id, "t", "g", "train", "m", 0.0, 0.0)
         self.follower._on_message(
-            {"answer": question["request"], "episode": episode_to_json(live), "exclusive": False}
+            {"response": question["request"], "episode": episode_to_json(live), "exclusive": False}
         )
         self.trees.begin(episode_id)
         return await asking
