@@ -130,6 +130,10 @@ class Engine(Protocol):
         """How many processes hold the weights, each of which receives them (`receive`)."""
         ...
 
+    async def devices(self) -> list[dict[str, str]]:
+        """Return the accelerator and shared memory of each worker (`headgate_transfer.devices`); empty if they are not known."""
+        ...
+
     async def receive(self, join: dict[str, Any]) -> None:
         """Begin to receive a version from a group of processes (`headgate_transfer.wire.Join`) while sampling; return
         immediately. A version that was received before and not loaded is dropped."""

@@ -41,6 +41,9 @@ class HTTPEngine:
     async def workers(self) -> int:
         raise self._no_transfer()
 
+    async def devices(self) -> list[dict[str, str]]:
+        raise self._no_transfer()
+
     async def receive(self, join: dict[str, Any]) -> None:
         raise self._no_transfer()
 

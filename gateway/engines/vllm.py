@@ -115,6 +115,16 @@ class VLLMEngine(HTTPEngine):
     async def workers(self) -> int:
         return int(orjson.loads(await self._http.get("/get_world_size"))["world_size"])
 
+    async def devices(self) -> list[dict[str, str]]:
+        """vLLM needs the worker extension of `prove`; it refuses the call without."""
+        try:
+            answer = await self._http.post("/collective_rpc", {"method": "headgate_device"})
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            return []
+        return [{"gpu": one["gpu"], "memory": one["memory"]} for one in orjson.loads(answer)["results"]]
+
     async def receive(self, join: dict[str, Any]) -> None:
         await self._http.post("/init_weight_transfer_engine", {"init_info": join})
 

@@ -13,6 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ _AT_ONCE = 4
 """Engines that receive concurrently."""
 _SLACK = 1.25
 """How much longer a step may take than the operations that it is made of, each of which names itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Receivers:
+    """The workers of an engine."""
+
+    workers: int
+    devices: list[dict[str, str]]
 
 
 class Collective:
@@ -78,11 +87,11 @@ class Collective:
         engine, reasons = _engine(slot), []
         self._staged.pop(slot.name, None)
         plan = await asyncio.to_thread(_plan, weights)
-        async with self._step(slot, "report how many workers it has"):
-            workers = await engine.workers()
+        async with self._step(slot, "report its workers and their devices"):
+            receivers = _Receivers(await engine.workers(), await engine.devices())
         for source in self._settings.sources:
             try:
-                await self._send(slot, engine, source, weights.version, plan, workers)
+                await self._send(slot, engine, source, weights.version, plan, receivers)
             except (*ERRORS, ValueError, KeyError) as error:
                 reasons.append(f"{source}: {error or type(error).__name__}")
                 continue
@@ -93,11 +102,22 @@ class Collective:
         )
 
     async def _send(
-        self, slot: Slot, engine: Engine, source: str, version: int, plan: dict[str, Any], workers: int
+        self,
+        slot: Slot,
+        engine: Engine,
+        source: str,
+        version: int,
+        plan: dict[str, Any],
+        receivers: _Receivers,
     ) -> None:
         """Make one source send to one engine. Raise EngineError if the engine fails, and ValueError if the source does."""
         limit = self._settings.transfer_s
-        ask = {"backend": self._settings.backend, "workers": workers, "timeout_s": limit}
+        ask = {
+            "backend": self._settings.backend,
+            "workers": receivers.workers,
+            "timeout_s": limit,
+            "devices": receivers.devices,
+        }
         async with self._step(slot, f"have {source} open a transfer of version {version}"):
             opened = await self._request("POST", f"{source}/versions/{version}/send", ask)
         join = {
@@ -106,7 +126,7 @@ class Collective:
             "lanes": opened["lanes"],
             "address": opened["address"],
             "port": opened["port"],
-            "world_size": workers + 1,
+            "world_size": receivers.workers + 1,
             "plan": plan,
             "timeout_s": limit,
         }

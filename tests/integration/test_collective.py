@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from gateway.engines.process import connect
+from headgate.weights.plugin.headgate_transfer.devices import shared_memory
 from tests.harness.agents import agent, finished, start_held
 from tests.harness.barrier import release
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
@@ -88,6 +90,16 @@ async def world(model: Path, work: Path, *, owned: bool = False) -> AsyncIterato
         )
         gateway = await stack.enter_async_context(run_gateway(values, in_process=False))
         yield World(gateway, work / "trainer", work / "sent", sender, engines, model)
+
+
+async def test_an_engine_reports_the_devices_by_which_auto_is_decided(tiny_model: Path) -> None:
+    program = fake_engine(tiny_model)
+    async with AsyncExitStack() as stack:
+        stack.callback(program.kill)
+        await program.start()
+        engine = connect("demo", program.url, "vllm")
+        stack.push_async_callback(engine.close)
+        assert await engine.devices() == [{"gpu": "", "memory": shared_memory()}]
 
 
 async def test_engines_run_what_they_were_sent_and_every_token_has_its_version(

@@ -49,6 +49,7 @@ class MemoryPlan:
             "weights": self.weights,
             **asdict(self.prediction),
             "total": self.prediction.total,
+            "reserved": self.prediction.reserved,
             "needed": self.prediction.needed,
             "memory": self.memory,
             "fits": self.fits,
@@ -62,9 +63,10 @@ class MemoryPlan:
         yield from _rows(self.prediction.device)
         yield _row("all tensors", self.prediction.total)
         yield (
-            _row("needed", self.prediction.needed)
-            + "  (with the device's own and 5 % lost between tensors: assumed)"
+            _row("reserved", self.prediction.reserved)
+            + f"  ({self.prediction.lost:.1%} lost between tensors)"
         )
+        yield _row("needed", self.prediction.needed) + "  (with the device's own: assumed)"
         if any(self.prediction.host.values()):
             yield "GiB of the host's memory, for the first rank:"
             yield from _rows(self.prediction.host)

@@ -1,8 +1,8 @@
 """Attention over a forest of token spans: one function that any Hugging Face decoder calls instead of its own.
 
 `trainer.model.forest` knows which token sees which. Windows, soft caps and sinks are honored as the layer or the model's mask
-gives them; what else a mask may hold raises NotBySpans. `attend` chooses the way: FlexAttention where it is compiled (GPUs), else
-`trainer.model.block_attention`. Owns the entry `NAME` of transformers' two registries.
+gives them; what else a mask may hold raises NotBySpans. `attend` chooses the way: FlexAttention where it is compiled (GPUs, but
+for few tokens in float32), else `trainer.model.block_attention`. Owns the entry `NAME` of transformers' two registries.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from trainer.model.block_attention import attend_by_blocks
 from trainer.model.forest import Forest
 
 NAME = "headgate_spans"
+_FEW = 8192
+"""Tokens in float32 that are not worth a kernel, which takes one to several minutes to compile: the start check has fewer."""
 
 
 class NotBySpans(ConfigError):
@@ -170,7 +172,8 @@ def attend(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: S
 
     `key` and `value` may have fewer heads (grouped queries). Memory grows with tokens, and not with pairs of tokens.
     """
-    return (by_flex if query.is_cuda else by_blocks)(forest, query, key, value, scoring)
+    compiled = query.is_cuda and (query.dtype != torch.float32 or len(forest) > _FEW)
+    return (by_flex if compiled else by_blocks)(forest, query, key, value, scoring)
 
 
 def by_blocks(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:

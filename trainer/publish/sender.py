@@ -1,7 +1,7 @@
 """`python -m trainer.publish.sender`: the server of published versions that also sends them to engines by collective operations.
 
-    POST /versions/7/send {"backend": "auto", "workers": 1, "timeout_s": 60}   returns how to join, and an "id"
-    GET  /sends/ID                                                            waits, and returns {"state": "sent"} or why not
+    POST /versions/7/send {"backend": "auto", "workers": 1, "timeout_s": 60, "devices": []}   returns how to join, and an "id"
+    GET  /sends/ID                                            waits, and returns {"state": "sent"} or why not
 
 in addition to the routes of `headgate.weights.server`. It is a separate process, so that no transfer delays the trainer and no
 peer that dies in the middle of one ends it. Each transfer has a group and a port of its own.
@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -33,6 +34,7 @@ from headgate.weights.manifest import (
     plan_of,
 )
 from headgate.weights.mirror import Mirror
+from headgate.weights.plugin.headgate_transfer.devices import Device
 from headgate.weights.plugin.headgate_transfer.groups import BACKENDS, TransferError
 from headgate.weights.plugin.headgate_transfer.wire import Sender
 from headgate.weights.server import create_server
@@ -60,7 +62,7 @@ class Sends:
         app.router.add_get(r"/sends/{id:\d+}", self._wait)
 
     async def _send(self, request: web.Request) -> web.Response:
-        backend, workers, timeout_s = _parsed(await request.read())
+        wanted = _parsed(await request.read())
         version = int(request.match_info["version"])
         folder = self._mirror.versions().get(version)
         if folder is None:
@@ -70,7 +72,16 @@ class Sends:
         try:
             manifest = json.loads(await asyncio.to_thread((folder / MANIFEST).read_bytes))
             plan = plan_of(manifest["files"])
-            sender = await asyncio.to_thread(Sender, folder, plan, backend, self._host, workers, timeout_s)
+            sender = await asyncio.to_thread(
+                Sender,
+                folder,
+                plan,
+                wanted.backend,
+                self._host,
+                wanted.workers,
+                wanted.timeout_s,
+                devices=wanted.devices,
+            )
         except (BadManifest, TransferError, OSError, RuntimeError) as error:
             raise Unprocessable(f"version {version} cannot be sent: {error}", code="cannot_send") from error
         name = str(next(self._ids))
@@ -92,17 +103,35 @@ class Sends:
         return web.json_response({"state": "failed", "why": str(error)} if error else {"state": "sent"})
 
 
-def _parsed(body: bytes) -> tuple[str, int, float]:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The body of a request to send."""
+
+    backend: str
+    workers: int
+    timeout_s: float
+    devices: list[Device]
+    """The workers' (`headgate_transfer.devices`); empty if they are not known."""
+
+
+def _parsed(body: bytes) -> _Wanted:
     try:
         values = json.loads(body)
-        found = str(values["backend"]), int(values["workers"]), float(values["timeout_s"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise Unprocessable("the body needs backend, workers and timeout_s", code="invalid_value") from error
-    backend, workers, timeout_s = found
+        devices = [
+            {"gpu": str(one["gpu"]), "memory": str(one["memory"])} for one in values.get("devices", ())
+        ]
+        found = _Wanted(
+            str(values["backend"]), int(values["workers"]), float(values["timeout_s"]), list(devices)
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = (
+            "the body needs backend, workers and timeout_s; devices, if given, is a list of gpu and memory"
+        )
+        raise Unprocessable(message, code="invalid_value") from error
     if (
-        backend not in ("auto", *BACKENDS)
-        or not 1 <= workers <= _MOST_WORKERS
-        or not 0 < timeout_s <= _LONGEST_S
+        found.backend not in ("auto", *BACKENDS)
+        or not 1 <= found.workers <= _MOST_WORKERS
+        or not 0 < found.timeout_s <= _LONGEST_S
     ):
         message = f"backend is auto or one of {BACKENDS}, workers 1 to {_MOST_WORKERS}, timeout_s up to {_LONGEST_S:g}"
         raise Unprocessable(message, code="invalid_value")

@@ -16,7 +16,7 @@ from gateway.engines.fake.blocks import Block
 if TYPE_CHECKING:
     from headgate.weights.plugin.headgate_transfer.wire import Receiver
 
-_WIRE = "headgate.weights.plugin.headgate_transfer.wire"
+_PLUGIN = "headgate.weights.plugin.headgate_transfer"
 
 
 class Transfer:
@@ -36,11 +36,13 @@ class Transfer:
             self.hold_before = before
             self._moved.notify_all()
 
+    async def device(self) -> Any:
+        """Return the accelerator and shared memory of this process; needs torch."""
+        return (await _imported("devices")).own()
+
     async def receive(self, join: dict[str, Any]) -> None:
         """Begin to receive a version; needs torch."""
-        wire = await asyncio.to_thread(
-            import_module, _WIRE
-        )  # torch takes seconds, in which an engine goes on
+        wire = await _imported("wire")
         if self._receiver is not None:
             self._receiver.abandon()
         place = wire.Join(**join)
@@ -61,3 +63,8 @@ class Transfer:
             self.received_frames = number + 1
             while self.hold_before is not None and number >= self.hold_before:
                 self._moved.wait()
+
+
+async def _imported(name: str) -> Any:
+    """Import a part of the plugin, and torch with it: that takes seconds, in which an engine goes on."""
+    return await asyncio.to_thread(import_module, f"{_PLUGIN}.{name}")

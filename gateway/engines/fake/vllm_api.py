@@ -146,6 +146,8 @@ async def _called(engine: FakeEngine, values: dict[str, Any]) -> Any:
     match values["method"]:
         case "list_loras":
             return str(engine.list_adapters())
+        case "headgate_device":
+            return await engine.transfer.device()
         case "headgate_prove":
             return await asyncio.to_thread(engine.prove, values["args"][1])
         case "headgate_prove_adapter":

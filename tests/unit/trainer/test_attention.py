@@ -106,14 +106,22 @@ def test_what_a_gpu_compiles_is_one_graph_with_gradients(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("is_cuda", [False, True])
-def test_a_gpu_attends_by_flex_attention(monkeypatch: pytest.MonkeyPatch, is_cuda: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_cuda", "dtype", "tokens", "way"),
+    [
+        (False, torch.bfloat16, 9000, "by_blocks"),
+        (True, torch.bfloat16, 1, "by_flex"),
+        (True, torch.float32, 1, "by_blocks"),
+        (True, torch.float32, 9000, "by_flex"),
+    ],
+)
+def test_a_gpu_attends_by_flex_attention_but_for_few_tokens_in_float32(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, dtype: torch.dtype, tokens: int, way: str
+) -> None:
     for name in ("by_flex", "by_blocks"):
         monkeypatch.setattr(attention, name, lambda *_, name=name: name)
-    query: Any = SimpleNamespace(is_cuda=is_cuda)
-    assert attention.attend(one_row(1), query, query, query, Scoring()) == (
-        "by_flex" if is_cuda else "by_blocks"
-    )
+    query: Any = SimpleNamespace(is_cuda=is_cuda, dtype=dtype)
+    assert attention.attend(one_row(tokens), query, query, query, Scoring()) == way
 
 
 @pytest.mark.parametrize("window", [None, 1, 50, 200])

@@ -164,6 +164,24 @@ def test_offloaded_moments_are_the_hosts_but_those_of_one_tensor(tmp_path: Path)
     assert shared.host["copy for checkpoints"] == 12_000 // 4, "of this rank's shards"
 
 
+MEASURED = {
+    "qwen3-0.6b": ("Qwen3-0.6B", 1, 14.74),
+    "qwen3-8b-lora": ("Qwen3-8B", 1, 28.80),
+    "qwen3-8b": ("Qwen3-8B", 4, 54.79),
+    "qwen3-32b": ("Qwen3-32B", 8, 67.79),
+}
+"""GiB that the allocator reserved on a null GPU (docs/topics/trainer.md): the recipes' models and ranks."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", MEASURED)
+def test_the_reserved_memory_of_a_recipe_is_that_of_a_null_gpu(recipe: str) -> None:
+    shape, ranks, gib = MEASURED[recipe]
+    path = f"model.path=recipes/shapes/{shape}"
+    predicted = plan(Settings.load(Path("recipes", recipe, "trainer.toml"), [path]), ranks).prediction
+    assert predicted.reserved / 2**30 == pytest.approx(gib, rel=0.05)
+
+
 def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_out(tmp_path: Path) -> None:
     def predicted(settings: Settings, ranks: int) -> Any:
         kept = 0 if settings.model.activation_checkpointing else 10_000 * 2**20

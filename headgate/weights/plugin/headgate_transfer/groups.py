@@ -3,7 +3,7 @@
 | backend | how | needs |
 |---|---|---|
 | gloo | TCP, from host memory to host memory | nothing |
-| nccl | NCCL, by way of a buffer on the accelerator at both ends | an accelerator at both ends, not the same one |
+| nccl | NCCL, by way of a buffer on the accelerator at both ends | an accelerator at both ends, and not the same one |
 | nccl_m2n | NCCL, one lane for each accelerator of the trainer's machine, each with a share of the frames | as nccl |
 | ipc | shared memory of one machine: one copy in, one out | the sender's `/dev/shm` |
 
@@ -19,7 +19,7 @@ import re
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -29,12 +29,16 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from . import devices
+from .devices import SHARED, Device
+
 T = TypeVar("T")
 BACKENDS = ("gloo", "nccl", "nccl_m2n", "ipc")
 _AT_ONCE = 3
 """Frames that are on their way concurrently."""
+_LARGEST = 2**24
+"""The bytes of a usual frame."""
 _LOOK_S = 0.0005
-_SHARED = Path("/dev/shm")
 _NAME = "headgate-transfer-"
 Frames = Iterable[tuple[str, torch.Tensor]]
 """The name of each step, and its bytes in the host's memory."""
@@ -63,8 +67,11 @@ class TransferGroup(Protocol):
         ...
 
 
-def refusal(backend: str) -> str:
-    """Why this process cannot take part in a transfer by a backend; empty if it can."""
+def refusal(backend: str, workers: Sequence[Device] = ()) -> str:
+    """Return why this process cannot take part in a transfer by a backend; empty if it can.
+
+    `workers`: the devices of those that receive, where this process sends and they are known.
+    """
     if backend not in BACKENDS:
         return f"backend {backend!r} is none of {', '.join(BACKENDS)}"
     if backend.startswith("nccl"):
@@ -72,18 +79,32 @@ def refusal(backend: str) -> str:
             return f"backend {backend!r} needs NCCL, and PyTorch {torch.__version__} here is built without it"
         if not torch.cuda.is_available():
             return f"backend {backend!r} needs an accelerator, and PyTorch sees none here"
-    if backend == "ipc" and not os.access(_SHARED, os.W_OK):
-        return f"backend 'ipc' needs {_SHARED}, which this process cannot write"
+        if gpu := devices.in_common(lanes_of(backend), workers):
+            return (
+                f"backend {backend!r} needs different GPUs at both ends, and the trainer's server and the engine both have"
+                f" {gpu}: set [weights] backend = 'auto'"
+            )
+    if backend == "ipc" and not os.access(SHARED, os.W_OK):
+        return f"backend 'ipc' needs {SHARED}, which this process cannot write"
     return ""
 
 
-def chosen(backend: str) -> str:
-    """`auto` by the device of the sender; any other name as it is."""
+def chosen(backend: str, workers: Sequence[Device] = ()) -> str:
+    """Return the way for `auto`, by the devices of the sender and of `workers`; any other name as it is.
+
+    NCCL only if it is known that no accelerator is at both ends. Where one is, shared memory if it is known to be the same and
+    has room: else gloo, which alone notices immediately that a peer has died.
+    """
     if backend != "auto":
         return backend
-    if refusal("nccl"):
+    if not workers or not all(worker["gpu"] for worker in workers) or refusal("nccl"):
         return "gloo"
-    return "nccl_m2n" if torch.cuda.device_count() > 1 else "nccl"
+    count = torch.cuda.device_count()
+    ways = ["nccl_m2n", "nccl"] if count > 1 else ["nccl"]
+    memory = devices.shared_memory()
+    if devices.in_common(count, workers) and all(worker["memory"] == memory for worker in workers):
+        ways += ["ipc"] if devices.room() >= _AT_ONCE * _LARGEST else []
+    return next((way for way in ways if not refusal(way, workers)), "gloo")
 
 
 def lanes_of(backend: str) -> int:
@@ -256,7 +277,7 @@ class Shared:
 
     def _made(self) -> Path:
         _sweep()
-        descriptor, name = tempfile.mkstemp(prefix=f"{_NAME}{os.getpid()}-", dir=_SHARED)
+        descriptor, name = tempfile.mkstemp(prefix=f"{_NAME}{os.getpid()}-", dir=SHARED)
         try:
             os.posix_fallocate(descriptor, 0, _AT_ONCE * self._slot)
         finally:
@@ -309,7 +330,7 @@ class Shared:
 
 def _sweep() -> None:
     """Remove the files of dead processes, which were killed before all ranks had opened them."""
-    for path in _SHARED.glob(f"{_NAME}*"):
+    for path in SHARED.glob(f"{_NAME}*"):
         found = re.fullmatch(rf"{_NAME}(\d+)-.*", path.name)
         if found and not Path(f"/proc/{found[1]}").exists():
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """vLLM's worker extension: `--worker-extension-cls headgate_transfer.vllm_worker.ProvingWorker`.
 
-`/collective_rpc` calls its methods in each worker. They compare what the worker holds with what was published (`proof`), and
-change nothing.
+`/collective_rpc` calls its methods in each worker. They compare what the worker holds with what was published (`proof`), or
+report its device, and change nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from . import devices
 from .proof import Places, compare_adapter
 
 _CONFIG = "adapter_config.json"
@@ -46,6 +47,10 @@ class ProvingWorker:
         result = self.headgate_places.compare(memory, tensors)
         result.wrong |= stale
         return result.to_json()
+
+    def headgate_device(self) -> dict[str, str]:
+        """Return the worker's accelerator and shared memory."""
+        return devices.own()
 
     @torch.inference_mode()
     def headgate_prove_adapter(self, path: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from blake3 import blake3
 
+from .devices import Device
 from .groups import (
     Lanes,
     TransferError,
@@ -124,13 +125,15 @@ class Sender:
         workers: int,
         timeout_s: float,
         lanes: int | None = None,
+        devices: Sequence[Device] = (),
     ) -> None:
-        """`host`: the address of this machine by which engines reach it; `lanes`: as many as the backend has without a number.
+        """`host`: the address of this machine by which engines reach it; `lanes`: as many as the backend has without a number;
+        `devices`: the workers', where they are known.
 
-        Raise TransferError for a backend that cannot be used here.
+        Raise TransferError for a backend that cannot be used here, or not with these devices.
         """
-        self.backend = chosen(backend)
-        if why := refusal(self.backend):
+        self.backend = chosen(backend, devices)
+        if why := refusal(self.backend, devices):
             raise TransferError(why)
         self._folder, self._plan, self._host = folder, plan, host
         self._size, self._timeout_s = workers + 1, timeout_s

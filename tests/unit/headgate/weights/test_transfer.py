@@ -66,6 +66,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups.dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(groups.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(groups.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(groups.devices, "_uuid", lambda index: f"GPU-{index}")
     for module in (groups, wire):
         monkeypatch.setattr(module, "accelerator", lambda _lane=None: torch.device("cpu"))
 
@@ -170,11 +171,45 @@ def test_what_an_installation_cannot_do_is_refused_by_name(
         Sender(folder, plan_in(folder), "nccl_m2n", "127.0.0.1", 1, 0.5)
     with pytest.raises(ValueError, match="'nccl' needs an accelerator"):
         Join(7, "nccl", "127.0.0.1", 1, 2, {}, 0.5)
-    monkeypatch.setattr(groups, "_SHARED", folder / "missing")
+    monkeypatch.setattr(groups, "SHARED", folder / "missing")
     assert "'ipc' needs" in refusal("ipc")
-    monkeypatch.undo()
+
+
+def worker_of(gpu: str, memory: str | None = None) -> dict[str, str]:
+    return {"gpu": gpu, "memory": groups.devices.shared_memory() if memory is None else memory}
+
+
+@pytest.mark.parametrize(
+    ("workers", "way"),
+    [
+        ([], "gloo"),
+        ([worker_of("GPU-2"), worker_of("GPU-3")], "nccl_m2n"),
+        ([worker_of("GPU-2"), worker_of("GPU-1")], "nccl"),
+        ([worker_of("GPU-0")], "ipc"),
+        ([worker_of("GPU-0"), worker_of("GPU-2", "another container's")], "gloo"),
+        ([worker_of("")], "gloo"),
+    ],
+)
+def test_auto_takes_nccl_only_where_no_gpu_is_known_to_be_at_both_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, workers: list[dict[str, str]], way: str
+) -> None:
+    """The sender has GPU-0 and GPU-1, and `nccl` uses the first alone."""
     on_the_cpu(monkeypatch)
-    assert Sender(folder, plan_in(folder), "auto", "127.0.0.1", 1, 30.0).backend == "nccl_m2n"
+    assert Sender(folder, plan_in(folder), "auto", "127.0.0.1", 1, 30.0, devices=workers).backend == way
+
+
+def test_shared_memory_without_room_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_cpu(monkeypatch)
+    monkeypatch.setattr(groups.devices, "room", lambda: 2**24)
+    assert groups.chosen("auto", [worker_of("GPU-0")]) == "gloo"
+
+
+def test_nccl_on_one_gpu_is_refused_before_any_rank_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_cpu(monkeypatch)
+    with pytest.raises(TransferError, match=r"'nccl' needs different GPUs .* both have GPU-0: set"):
+        Sender(folder, plan_in(folder), "nccl", "127.0.0.1", 1, 30.0, devices=[worker_of("GPU-0")])
 
 
 def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
@@ -195,11 +230,11 @@ def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
             Receiver(join(sender, plan), 1).result(30.0)
         with pytest.raises(TransferError, match="must be on this machine"):
             sent.result(30.0)
-    assert not list(groups._SHARED.glob(f"{groups._NAME}{os.getpid()}-*"))
+    assert not list(groups.SHARED.glob(f"{groups._NAME}{os.getpid()}-*"))
 
 
 def test_memory_that_a_killed_sender_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_SHARED", tmp_path)
+    monkeypatch.setattr(groups, "SHARED", tmp_path)
     gone, here = (tmp_path / f"{groups._NAME}{pid}-x" for pid in (2**22 + 1, os.getpid()))
     for path in (gone, here):
         path.touch()
