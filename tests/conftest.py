@@ -19,6 +19,7 @@ from tests.harness.vllm import LENGTH, SharedEngine
 # The same examples in every run, so that one that fails fails for everybody; whoever looks for more has others each time.
 settings.register_profile(
     "unhurried",
+    max_examples=50 * int(os.environ.get("HEADGATE_MACHINES", "1")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="HEADGATE_MACHINES" not in os.environ,

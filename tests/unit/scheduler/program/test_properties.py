@@ -53,7 +53,7 @@ def converge(world: World) -> None:
     assert all(engine.removed is None for engine in world.watch.engines.values())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(SETTINGS, st.booleans(), st.integers(0, 3), st.sampled_from([0, 0, 2]), ANSWERS, EVENTS)
 def test_whatever_happens(
     chosen: tuple[dict[str, Any], dict[str, Any]],
