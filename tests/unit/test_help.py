@@ -85,8 +85,3 @@ def test_a_shell_completes_commands(name: str, typed: str, found: set[str]) -> N
 
 def words(text: str) -> list[str]:
     return re.findall(r"[^\s│]+", text.replace("`", ""))
-
-
-def test_the_words_in_brackets_are_among_them() -> None:
-    """The sentence whose middle was lost when brackets were read as markup."""
-    assert "Become an engine, as [engine] configures it" in shown("gateway", ("engine",), 200)
