@@ -16,9 +16,10 @@ from tests.harness.models import save_model
 from tests.harness.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from tests.harness.vllm import LENGTH, SharedEngine
 
-# The same examples in every run, so that one that fails fails for everybody; whoever looks for more has others each time.
+# The same examples in every run, so that one that fails always fails. HEADGATE_MACHINES=N: N times as many, and other ones.
 settings.register_profile(
     "unhurried",
+    max_examples=50 * int(os.environ.get("HEADGATE_MACHINES", "1")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="HEADGATE_MACHINES" not in os.environ,

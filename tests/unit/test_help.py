@@ -15,47 +15,42 @@ import scheduler.cli
 import trainer.cli
 
 APPS = {"gateway": gateway.cli.app, "scheduler": scheduler.cli.app, "trainer": trainer.cli.app}
+Case = tuple[str, tuple[str, ...], click.Command]
 
 
-def commands(
-    name: str, command: click.Command, path: tuple[str, ...] = ()
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    yield name, path
+def commands(name: str, command: click.Command, path: tuple[str, ...] = ()) -> Iterator[Case]:
+    yield name, path, command
     for child, below in getattr(command, "commands", {}).items():
         yield from commands(name, below, (*path, child))
 
 
-CASES = [case for name, app in APPS.items() for case in commands(name, typer.main.get_command(app))]
+def shown(name: str, path: tuple[str, ...], columns: int) -> str:
+    """Return the help of a command in a terminal of this width."""
+    environment = {"COLUMNS": str(columns), "TERM": "dumb"}
+    result = CliRunner().invoke(APPS[name], [*path, "--help"], env=environment)
+    assert result.exit_code == 0
+    return result.output
 
 
 @pytest.mark.parametrize(
-    ("name", "path"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+    ("name", "path", "command"),
+    [
+        pytest.param(*case, id="-".join((case[0], *case[1])))
+        for name, app in APPS.items()
+        for case in commands(name, typer.main.get_command(app))
+    ],
 )
-def test_help_shows_every_word(name: str, path: tuple[str, ...]) -> None:
-    command: click.Command = typer.main.get_command(APPS[name])
-    for part in path:
-        command = command.commands[part]  # type: ignore[attr-defined]
-    shown = CliRunner().invoke(APPS[name], [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    assert shown.exit_code == 0
-    texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
-    for text in texts:
-        missing = set(words(text)) - set(words(shown.output))
-        assert not missing, text
+def test_help_shows_every_word_and_cuts_no_option(
+    name: str, path: tuple[str, ...], command: click.Command
+) -> None:
+    wide, narrow = shown(name, path, 200), shown(name, path, 80)
+    for text in (command.help or "", *(getattr(each, "help", None) or "" for each in command.params)):
+        assert not set(words(text)) - set(words(wide)), text
     if not hasattr(command, "commands"):
         assert re.search(rf"Examples?:\n\n *{' '.join((name, *path))}\b", command.help or ""), "no example"
-
-
-@pytest.mark.parametrize(
-    ("name", "path"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
-)
-def test_no_name_is_cut_at_80_columns(name: str, path: tuple[str, ...]) -> None:
-    command: click.Command = typer.main.get_command(APPS[name])
-    for part in path:
-        command = command.commands[part]  # type: ignore[attr-defined]
-    shown = CliRunner().invoke(APPS[name], [*path, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
-    assert "…" not in shown, "rich's mark of a cut word"
+    assert "…" not in narrow, "rich's mark of a cut word"
     for option in (name for each in command.params for name in (*each.opts, *each.secondary_opts)):
-        assert not option.startswith("--") or re.search(rf"(?<![\w-]){option}(?![\w-])", shown), option
+        assert not option.startswith("--") or re.search(rf"(?<![\w-]){option}(?![\w-])", narrow), option
 
 
 @pytest.mark.parametrize(
@@ -67,8 +62,7 @@ def test_no_name_is_cut_at_80_columns(name: str, path: tuple[str, ...]) -> None:
     ],
 )
 def test_help_begins_with_three_commands(name: str, first: list[str]) -> None:
-    shown = CliRunner().invoke(APPS[name], ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
-    panel = shown.partition("Start here")[2].partition("╰")[0]
+    panel = shown(name, (), 200).partition("Start here")[2].partition("╰")[0]
     assert re.findall(r"^│ ([a-z-]+)", panel, re.MULTILINE) == first
 
 
@@ -91,9 +85,3 @@ def test_a_shell_completes_commands(name: str, typed: str, found: set[str]) -> N
 
 def words(text: str) -> list[str]:
     return re.findall(r"[^\s│]+", text.replace("`", ""))
-
-
-def test_the_words_in_brackets_are_among_them() -> None:
-    """The sentence whose middle was lost when brackets were read as markup."""
-    shown = CliRunner().invoke(APPS["gateway"], ["engine", "--help"], env={"COLUMNS": "200"})
-    assert "Become an engine, as [engine] configures it" in shown.output

@@ -108,13 +108,14 @@ def _adapters(settings: Settings) -> int:
     return 36 * settings.model.lora.rank * sum(a + b for a, b in sides)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "model", "ranks"),
     [
-        pytest.param("kuberay/trainer.toml", "Qwen3-8B", 1, marks=pytest.mark.long),
-        pytest.param("kubernetes/trainer.toml", "Qwen3-8B", 4, marks=pytest.mark.long),
+        ("kuberay/trainer.toml", "Qwen3-8B", 1),
+        ("kubernetes/trainer.toml", "Qwen3-8B", 4),
         ("trainer.toml", "Qwen3-0.6B", 1),
-        pytest.param("one-gpu/trainer.toml", "Qwen3-0.6B", 1, marks=pytest.mark.long),
+        ("one-gpu/trainer.toml", "Qwen3-0.6B", 1),
     ],
 )
 def test_what_deploy_trains_fits_its_gpus(

@@ -34,7 +34,17 @@ async def test_no_response_reaches_another_request(cluster: Cluster) -> None:
     assert enough(report), report.facts
 
 
-@pytest.mark.parametrize("mutant", mutants.of("seam"), ids=lambda mutant: mutant.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mutant",
+    [  # only a rare order of requests shows a copied header
+        pytest.param(
+            mutant,
+            id=mutant.name.replace(" ", "-"),
+            marks=[pytest.mark.long] * ("headers" in mutant.name),
+        )
+        for mutant in mutants.of("seam")
+    ],
+)
 async def test_each_mutant_is_caught(cluster: Cluster, mutant: Mutant) -> None:
     with mutant.put_in():
         report = await fuzz(cluster, seed=1, seconds=240.0, until=mutant.caught_by)

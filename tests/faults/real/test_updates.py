@@ -10,7 +10,13 @@ from tests.faults.real.updates import Plan, run_trial, small
 
 
 @pytest.mark.parametrize(
-    ("mode", "order"), [("abort", "pull"), ("keep", "pull"), ("abort", "rolling"), ("keep", "rolling")]
+    ("mode", "order"),
+    [
+        ("abort", "pull"),
+        ("keep", "rolling"),
+        pytest.param("keep", "pull", marks=pytest.mark.long),
+        pytest.param("abort", "rolling", marks=pytest.mark.long),
+    ],
 )
 async def test_eight_updates_and_a_killed_engine_lose_and_mislabel_nothing(mode: str, order: str) -> None:
     trial = await run_trial(Plan(mode=mode, order=order, seed=1), print)
@@ -22,7 +28,11 @@ async def test_eight_updates_and_a_killed_engine_lose_and_mislabel_nothing(mode:
 
 @pytest.mark.parametrize(
     ("mutant", "mode"),
-    [(m, mode) for m in mutants.of("updates") for mode in m.modes],
+    [
+        pytest.param(m, mode, marks=[pytest.mark.long] * (mode == "abort"))
+        for m in mutants.of("updates")
+        for mode in m.modes
+    ],
     ids=lambda v: str(getattr(v, "name", v)),
 )
 async def test_each_mutant_is_caught(mutant: Mutant, mode: str) -> None:

@@ -366,4 +366,4 @@ def _postgres() -> Iterator[None]:
 TestElection = ElectionMachine.TestCase
 TestElection.settings = profile(25, 40)
 TestElectionOnPostgres = PostgresElectionMachine.TestCase
-TestElectionOnPostgres.settings = profile(25, 40)
+TestElectionOnPostgres.settings = profile(10, 40)

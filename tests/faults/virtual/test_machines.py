@@ -23,9 +23,9 @@ def _postgres() -> Iterator[None]:
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = profile(40, 50)
+TestLedger.settings = profile(25, 50)
 TestLeases = LeaseMachine.TestCase
-TestLeases.settings = profile(60, 40)
+TestLeases.settings = profile(30, 40)
 TestLeasesOnPostgres = PostgresLeaseMachine.TestCase
 TestLeasesOnPostgres.settings = profile(10, 40)
 

@@ -111,7 +111,7 @@ def test_inputs_of_layers_wait_in_memory_of_the_host_and_nothing_else_does() -> 
         assert len(found) == len(plain) and all(map(torch.equal, found, plain))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_a_learner_learns_the_same_with_less_kept(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     """bf16 shards the model, whose weights must be whole again when a layer is computed again."""
     found = []

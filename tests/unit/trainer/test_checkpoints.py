@@ -84,12 +84,17 @@ def with_two(settings: Settings) -> RankTrainer:
     return trainer
 
 
+@pytest.fixture(scope="module")
+def two_checkpoints(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_two(settings_of(tiny_model, tmp_path_factory.mktemp("two"), {})).checkpoints
+
+
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_found_and_named_and_the_older_checkpoint_is_whole(
-    tiny_model: Path, tmp_path: Path, name: str
+    tiny_model: Path, two_checkpoints: Path, tmp_path: Path, name: str
 ) -> None:
     settings = settings_of(tiny_model, tmp_path, {})
-    newest = with_two(settings).checkpoints / "v000002"
+    newest = Path(shutil.copytree(two_checkpoints, tmp_path / "checkpoints")) / "v000002"
     DAMAGE[name](newest)
     with pytest.raises(CheckpointDamaged) as found:
         RankTrainer.open(settings)
@@ -103,9 +108,11 @@ def test_damage_is_found_and_named_and_the_older_checkpoint_is_whole(
     assert newest.with_name("v000002.damaged").is_dir(), "nothing is deleted"
 
 
-def test_no_whole_checkpoint_is_an_error_and_not_a_fresh_start(tiny_model: Path, tmp_path: Path) -> None:
+def test_no_whole_checkpoint_is_an_error_and_not_a_fresh_start(
+    tiny_model: Path, two_checkpoints: Path, tmp_path: Path
+) -> None:
     settings = settings_of(tiny_model, tmp_path, {})
-    directory = with_two(settings).checkpoints
+    directory = Path(shutil.copytree(two_checkpoints, tmp_path / "checkpoints"))
     for version in (1, 2):
         DAMAGE["a flipped bit"](directory / f"v00000{version}")
     with pytest.raises(

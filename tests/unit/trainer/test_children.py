@@ -110,17 +110,23 @@ async def test_a_trainer_that_sends_to_engines_has_a_server_that_requires_its_ke
             assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_value")
 
 
-async def test_the_driver_gets_the_runs_seed_its_time_limit_and_where_the_order_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of the drivers, which are not run."""
+    commands: list[list[str]] = []
 
     async def start(_name: str, argv: list[str], *_: Any) -> Any:
-        started.append(argv)
+        commands.append(argv)
         return SimpleNamespace(stop=None)
 
     monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
     monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
+    return commands
+
+
+async def test_the_driver_gets_the_runs_seed_its_time_limit_and_where_the_order_is_kept(
+    tmp_path: Path, started: list[list[str]]
+) -> None:
     for order, name in (("passes", "passes.json"), ("difficulty", "tasks.json")):
         settings = Settings.parse({
             "run": {"dir": tmp_path, "steps": 1, "seed": 7},
@@ -139,16 +145,8 @@ async def test_the_driver_gets_the_runs_seed_its_time_limit_and_where_the_order_
     ("reward", "flags"), [("agent", []), ("exit-code", ["--exit-code-reward"]), ("grader", ["--grade"])]
 )
 async def test_a_command_runs_in_training_and_in_evaluations(
-    reward: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reward: str, flags: list[str], tmp_path: Path, started: list[list[str]]
 ) -> None:
-    started: list[list[str]] = []
-
-    async def start(_name: str, argv: list[str], *_rest: Any) -> Any:
-        started.append(argv)
-        return SimpleNamespace(stop=None)
-
-    monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
-    monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
     rollout = {"command": ["sh", "agent.sh", "--fast"], "reward": reward, "tasks": "tasks.jsonl"}
     settings = Settings.parse({
         "run": {"dir": str(tmp_path), "steps": 1},

@@ -20,7 +20,6 @@ from tests.unit.trainer.runs import loop_of, settings_of, train_one
 
 ROOT = Path(__file__).parents[3]
 FOREIGN = ROOT / "tests" / "environments"
-FOREIGN_MARKS = [pytest.mark.clients, pytest.mark.long]  # `make test-all` installs what they need
 EVEN = "0 2 4 6 8 10 12 14 16"
 
 

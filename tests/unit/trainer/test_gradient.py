@@ -251,7 +251,7 @@ def k1_of(trainer: RankTrainer, episode: Episode) -> dict[int, float]:
     return sums
 
 
-@pytest.mark.parametrize("normalizer", ["token", "sequence"])
+@pytest.mark.parametrize("normalizer", ["token", pytest.param("sequence", marks=pytest.mark.long)])
 def test_how_the_feed_is_cut_up_changes_no_bit(tiny_model: Path, tmp_path: Path, normalizer: str) -> None:
     whole, metrics = streamed(trainer_of(tiny_model, tmp_path, normalizer, 40), [batch_of()])
     for how in ("one by one", "a", "b", "c"):

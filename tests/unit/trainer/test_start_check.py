@@ -68,12 +68,12 @@ def test_no_setting_is_named_where_none_works() -> None:
     ("name", "thresholds"),
     [
         ("gemma3_text", {"sliding_window": 4096}),
-        ("deepseek_v32", {"index_topk": 2048}),
+        pytest.param("deepseek_v32", {"index_topk": 2048}, marks=pytest.mark.long),
         ("deepseek_v4", {"sliding_window": 128, "compress_rates.heavily_compressed_attention": 128}),
         ("gpt_oss", {"sliding_window": 128, "rope_parameters.original_max_position_embeddings": 4096}),
         ("llama4_text", {"attention_chunk_size": 8192, "floor_scale": 8192}),
         ("bamba", {"mamba_chunk_size": 256}),
-        ("minimax", {"block_size": 256}),
+        pytest.param("minimax", {"block_size": 256}, marks=pytest.mark.long),
     ],
 )
 def test_a_small_copy_has_every_kind_of_layer_and_low_thresholds(

@@ -105,9 +105,10 @@ def test_matrices_that_ranks_share_are_sharded_and_copied_as_well(
     assert_equal(found, alone)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "before", "after"),
-    [(("qwen3", True), 1, 2), pytest.param(("llama", False), 2, 1, marks=pytest.mark.long)],
+    [(("qwen3", True), 1, 2), (("llama", False), 2, 1)],
     indirect=["model"],
 )
 def test_a_run_goes_on_with_shared_matrices_and_without(

@@ -72,8 +72,14 @@ def trained(path: Path, work: Path, more: dict[str, Any]) -> dict[str, Tensor] |
     return load_file(published / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("ranks", "dtype"), [(1, "bfloat16"), (2, "float32")])
+@pytest.mark.parametrize(
+    ("name", "ranks", "dtype"),
+    [
+        *((name, 1, "bfloat16") for name in MODELS),
+        ("gemma3", 2, "float32"),
+        *(pytest.param(name, 2, "float32", marks=pytest.mark.long) for name in ("gemma4", "mistral3")),
+    ],
+)
 def test_a_frozen_tower_does_not_decay(tmp_path: Path, name: str, ranks: int, dtype: str) -> None:
     path = save(tmp_path / "model", name)
     stored = load_file(path / "model.safetensors")

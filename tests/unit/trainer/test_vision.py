@@ -176,7 +176,9 @@ def first_step(settings: Settings) -> float | None:
     return measured["loss"] + measured["grad_norm"] + measured["logprob_gap_mean"]
 
 
-@pytest.mark.parametrize("more", [{}, {"vision": "trained"}, {"lora": {"rank": 3}}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"vision": "trained"}, pytest.param({"lora": {"rank": 3}}, marks=pytest.mark.long)], ids=str
+)
 def test_passes_in_bfloat16_are_those_in_float32_but_for_rounding(
     model: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:

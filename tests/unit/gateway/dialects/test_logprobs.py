@@ -96,7 +96,7 @@ def text_of(deliveries: list[Delivery]) -> str:
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_the_bytes_of_all_tokens_are_the_text(name: str, data: st.DataObject) -> None:
     chat = RENDERERS[name]()
@@ -140,7 +140,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize("text", REPLIES)
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_thoughts_are_text_and_marks_and_calls_are_none(text: str, data: st.DataObject) -> None:
     chat = renderer("qwen3")

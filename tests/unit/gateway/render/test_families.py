@@ -21,7 +21,7 @@ from gateway.render.stops import StopStrings
 from tests.families.conversation import TOOLS
 from tests.families.family import FAMILIES, named, renderer, save
 
-CALLING = [family.name for family in FAMILIES if family.tools and renderer(family.name).form is not None]
+CALLING = [family.name for family in FAMILIES if family.tools]
 LOOK = ToolCall("look", '{"text": "é🙂"}')
 
 

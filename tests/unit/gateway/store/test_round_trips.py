@@ -35,7 +35,7 @@ values = st.recursive(
 )
 objects = st.dictionaries(texts, values, max_size=5)
 many = settings(
-    max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 
 

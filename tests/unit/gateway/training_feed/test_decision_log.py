@@ -161,7 +161,7 @@ def check(world: World) -> None:
             assert not fates
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(steps, min_size=20, max_size=60), st.integers(0, 2), st.integers(1, 2), extras)
 def test_every_event_leaves_a_reason(
     script: list[tuple[Any, ...]], eta: int, batch: int, extra: dict[str, Any]

@@ -216,10 +216,10 @@ def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver does not have the memory that the sender names."""
-    plan, said = plan_in(folder), groups.Shared._wait_for
+    plan, wait_for = plan_in(folder), groups.Shared._wait_for
 
     def elsewhere(group: groups.Shared, key: str) -> str:
-        return str(folder / "elsewhere") if key == "memory" else said(group, key)
+        return str(folder / "elsewhere") if key == "memory" else wait_for(group, key)
 
     monkeypatch.setattr(groups.Shared, "_wait_for", elsewhere)
     sender = Sender(folder, plan, "ipc", "127.0.0.1", 1, 30.0)

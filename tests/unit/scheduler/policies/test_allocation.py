@@ -92,7 +92,7 @@ def test_too_few_nodes_are_refused() -> None:
         Site(even(1), even(1), Pool(3), Pool(0)).best()
 
 
-def test_neighbours_and_sensitivity_by_hand() -> None:
+def test_neighbors_and_sensitivity_by_hand() -> None:
     site = Site(even(60), even(20, trains=True), Pool(8))
     best = site.best()
     assert {pair(split) for split in neighbors(site, best)} == {(5, 3), (5, 2), (6, 1), (7, 1)}

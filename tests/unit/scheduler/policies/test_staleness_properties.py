@@ -344,7 +344,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 # Without shrinking: it would take minutes, and could not shorten what a seed leads to.
 LedgerMachine.TestCase.settings = settings(
-    max_examples=50,
+    max_examples=25,
     stateful_step_count=15,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -293,7 +293,7 @@ def happen(world: World, what: str, about: Any) -> None:
             getattr(world, what)(about)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     SETTINGS,
     HOMES,

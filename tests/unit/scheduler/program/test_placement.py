@@ -157,7 +157,7 @@ def test_a_pinned_call_never_moves() -> None:
     assert field.moves == []
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     st.sampled_from(["cached", "gain"]),
     st.sampled_from(["rolling", "pull"]),
@@ -180,7 +180,7 @@ def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v
         assert len(field.wanted) < before, "a call waits although every engine is empty"
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(HAPPENS, max_size=30), st.integers(1, 3))
 def test_while_a_call_waits_that_is_too_new_for_all_an_engine_is_ordered_to_pull(
     events: list[tuple[str, str, int]], version: int

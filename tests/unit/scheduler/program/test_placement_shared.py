@@ -194,7 +194,7 @@ OTHERS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     st.sampled_from(["cached", "gain"]),
     st.sampled_from(["rolling", "pull"]),

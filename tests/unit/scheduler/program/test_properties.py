@@ -53,7 +53,7 @@ def converge(world: World) -> None:
     assert all(engine.removed is None for engine in world.watch.engines.values())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(SETTINGS, st.booleans(), st.integers(0, 3), st.sampled_from([0, 0, 2]), OUTCOMES, EVENTS)
 def test_whatever_happens(
     chosen: tuple[dict[str, Any], dict[str, Any]],
@@ -91,7 +91,7 @@ def test_hashes_do_not_matter() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(stories) == 1
     assert "version 1 live" in stories.pop()
