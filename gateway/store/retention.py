@@ -158,7 +158,7 @@ def look(connection: Connection, rows: Sequence[Row]) -> list[ClosedEpisode]:
         if fate == "trained" and batch is not None and batch >= uncertain[row["model"]]:
             needed = "checkpoint"
         if needed is None and row["id"] in continued:
-            needed = "answers"
+            needed = "responses"
         found.append(ClosedEpisode(row, fate, batch, needed, calls.get(row["id"], 0)))
     return found
 
