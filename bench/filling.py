@@ -90,7 +90,7 @@ class Filled:
             found["episodes"].append(self._episode(group, episode_id, at + place, fate, random))
             self._turns(found, group, episode_id, at + place, fate, random)
             if self.agent(group):
-                found["responses"] += self._responses(episode_id, at, random)
+                found["answers"] += self._responses(episode_id, at, random)
         self._decisions(found, group, at, fate)
         return found
 

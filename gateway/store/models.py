@@ -245,7 +245,7 @@ class ResponseRow(Base):
     """The messages that it adds to the conversation before it, in the form of chat completions, its own message last."""
     input: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     """The client's input, unchanged."""
-    response: Mapped[dict[str, Any]] = mapped_column(JSON)
+    answer: Mapped[dict[str, Any]] = mapped_column(JSON)
     """The response; the table has its name, and this column too, from before `response` was the word."""
     created_at: Mapped[float] = mapped_column(Float)
     deleted_at: Mapped[float | None] = mapped_column(Float)

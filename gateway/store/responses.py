@@ -22,7 +22,7 @@ class StoredResponse:
     previous: str
     messages: list[dict[str, Any]]
     input: list[dict[str, Any]]
-    response: dict[str, Any]
+    answer: dict[str, Any]
     """The response in the API's own form."""
     created_at: float
 

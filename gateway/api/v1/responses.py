@@ -134,7 +134,7 @@ async def response(
     for name, refused in parameters.items():
         if refused:
             raise unsupported(name, "this parameter", "leave it out: responses are retrieved whole")
-    return stored.response
+    return stored.answer
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -218,7 +218,7 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
 async def _items_of(gateway: Services, caller: Caller, response_id: str) -> dict[str, Item]:
     """Return the items of a stored response, its input's and its own, by id."""
     found = await _owned(gateway, caller, response_id)
-    items = [*found.input, *found.response["output"]] if found else []
+    items = [*found.input, *found.answer["output"]] if found else []
     return {item["id"]: item for item in items if item["type"] != "item_reference"}
 
 
@@ -247,7 +247,7 @@ def _keep(
             previous=parsed.previous_response_id or "",
             messages=[*new, reply.message()],
             input=inputs.with_ids(items, response["id"]),
-            response=response,
+            answer=response,
             created_at=reply.received_at,
         )
         await gateway.database.submit(lambda c: stored_responses.insert_response(c, stored))
