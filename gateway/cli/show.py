@@ -1,4 +1,4 @@
-"""`gateway status`, `staleness` and `episodes list|show|why`: questions to a running gateway, responded as tables."""
+"""`gateway status`, `staleness` and `episodes list|show|why`: what a running gateway reports, as tables."""
 
 from __future__ import annotations
 

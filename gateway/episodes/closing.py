@@ -56,7 +56,7 @@ class Closing:
         self._grading = grading
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        """The requests that wait for an end: responded by its commit, the start of grading or a failure, whichever is first."""
+        """The requests that wait for an end: its commit, the start of grading or a failure ends them, whichever is first."""
 
     async def close(self) -> None:
         """Stop what is underway. Episodes that are being graded are graded again after the next start."""

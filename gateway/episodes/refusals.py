@@ -26,7 +26,7 @@ _MESSAGE = 500
 _WAIT_S = 5.0
 """How long a refusal waits for its record: a store that is away keeps no client from its response."""
 _OVER = ("episode_closed", "episode_grading", "attempt_over", "recorded_elsewhere", "requested_again")
-"""Codes of calls that have no part in the episode any more, or that are recorded as responded.
+"""Codes of calls that have no part in the episode any more, or that have a recorded response.
 
 A running call that a restart stops has the code `attempt_over`, too; a new one is refused with `OtherAttempt`, and recorded."""
 

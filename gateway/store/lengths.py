@@ -20,7 +20,7 @@ def newest_episodes(connection: Connection, model: str, limit: int) -> list[str]
 
 
 def finished_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[FinishedCall]:
-    """Return the calls of some episodes that one model responded, oldest first, with the tasks and groups that they were for."""
+    """Return one model's finished calls in some episodes, oldest first, with their tasks and groups."""
     columns = (
         *(CallRow.id, CallRow.episode_id, CallRow.node, CallRow.used, CallRow.received_at),
         *(CallRow.prompt_tokens, CallRow.completion_tokens, EpisodeRow.task_id, EpisodeRow.group_id),

@@ -26,7 +26,7 @@ class ConversationEnd(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeTree:
-    """An episode's tree, and where the conversations ended that it has responded."""
+    """An episode's tree, and the ends of its recorded conversations."""
 
     tree: TokenTree
     ends: dict[bytes, list[ConversationEnd]] = field(default_factory=dict)
@@ -51,9 +51,9 @@ class EpisodeTree:
     def end(
         self, digest: bytes, messages: Sequence[Message], length: int, switches: Switches
     ) -> TreePosition | None:
-        """Return the place where the first `length` messages end: among equal replies the one whose tool calls are named, else
-        the
-        newest. None if the conversation was written with other switches, since the template may write all of it differently."""
+        """Return the place where the first `length` messages end; None if the template wrote them with other switches, since it
+        may write all of the conversation differently. Among equal replies it is the one whose tool calls are named, else the
+        newest."""
         replies = [end for end in self.ends.get(digest, ()) if end.switches == switches.variables]
         if not replies:
             return None
