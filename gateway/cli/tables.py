@@ -122,7 +122,7 @@ def show_staleness(shown: dict[str, Any]) -> None:
     """Print a model's ledger: a row per batch up to the last one used; below it the waiting groups and recent losses."""
     console = Console()
     head = (
-        "model {model}, eta {eta}, late_groups {late_groups}, batches of {batch}: version {version},"
+        "model {model}, eta {eta}, late_groups {late_groups}, batches of {batch_size}: version {version},"
         " next to train is batch {consumed}"
     )
     table = Table(title=escape(head.format(**shown)), title_justify="left")

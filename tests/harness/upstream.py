@@ -62,9 +62,9 @@ class Elsewhere:
         self.gone = 0
 
     def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/chat/completions", self.respond, methods=["POST"])])
+        return Starlette(routes=[Route("/v1/chat/completions", self.handle, methods=["POST"])])
 
-    async def respond(self, request: Request) -> Response:
+    async def handle(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append((dict(request.headers), body))
         return await self.respond(body)

@@ -543,7 +543,7 @@ async def test_what_is_stored_as_rewarded_is_what_the_ledger_took(
             e: [s["kind"] for s in (await gateway.admin.why(e))["story"] if s["about"] == "episode"]
             for e in opened
         }
-        assert not gateway.services.episodes._closing.over
+        assert not gateway.services.episodes._closing.unclosed
     assert {row["state"] for row in rows.values()} == {"closed"}
     rewarded = {e for e, row in rows.items() if row["reason"] == "rewarded"}
     assert rewarded == {e for e, kinds in kinds_of.items() if "rewarded" in kinds}

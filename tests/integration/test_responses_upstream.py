@@ -51,7 +51,7 @@ class Responding(Elsewhere):
     """An API that has responses."""
 
     def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/responses", self.respond, methods=["POST"])])
+        return Starlette(routes=[Route("/v1/responses", self.handle, methods=["POST"])])
 
 
 @pytest.fixture

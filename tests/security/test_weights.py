@@ -42,6 +42,7 @@ ALLOWED: dict[tuple[str, str], str] = {
         "import_module",
     ): "the function that the command line names to read an action",
     ("headgate/client/agents.py", "import_module"): "the agent that the command line names",
+    ("trainer/algorithms/__init__.py", "import_module"): "the algorithm that the trainer's file names",
     (
         "trainer/commands/warmstart.py",
         "import_module",

@@ -143,7 +143,7 @@ class Cluster:
             patch("asyncio.to_thread", at_once),
             patch("gateway.services._process_name", HERE.get),
             patch("gateway.cluster.follower.aiohttp.ClientSession", lambda **_: self.network.session()),
-            patch("gateway.cluster.follower.connect", self._connect),
+            patch("gateway.cluster.engine_mirror.connect", self._connect),
             patch("gateway.updates.engine_steps.connect", self._connect),
             patch("gateway.control.versions.read_weights", weights),
             patch("gateway.control.host.WallClock", Nanoseconds),
