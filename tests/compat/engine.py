@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gateway.engines.fake import create_fake_app
-from gateway.engines.fake.serve import App, Receive, Scope, Send, response
+from gateway.engines.fake.serve import App, Receive, Scope, Send, send_json
 from tests.compat.script import reply
 from tests.harness.scripted import ScriptedEngine
 
@@ -69,7 +69,7 @@ def create_scripted_app(engine: CompatEngine) -> App:
             await receive()
             prefix = scope["query_string"].decode().removeprefix("prefix=")
             found = {name: kept for name, kept in engine.kept.items() if name.startswith(prefix)}
-            await response(send, 200, found)
+            await send_json(send, 200, found)
             return
         await vllm(scope, receive, send)
 
