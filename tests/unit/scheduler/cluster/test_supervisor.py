@@ -289,7 +289,7 @@ class Gateway:
         self.updates.append(set(engines))
         return True
 
-    async def responses(self, _path: str = "/healthz") -> bool:
+    async def responds(self, _path: str = "/healthz") -> bool:
         return False
 
 
