@@ -29,6 +29,7 @@ async def test_two_engines_load_each_version_and_every_token_is_of_its_own(
     async with run_gateway(values, in_process=False) as gateway:
         for slot in slots(gateway):
             await gateway.fake("faults", slot, lag_s=0.03, endless=True)
+        await hold_after(gateway, 2)
         agents, done = start_agents(gateway, 6)
         for version in (1, 2, 3):
             await hold_after(gateway, 2 * version)

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from headgate.processes.ports import free_port
-from tests.harness.forked_programs import forked
 from tests.harness.gateways import RunningGateway
 from tests.harness.killed_runs import BATCH, TRAINER, note_manifest, straight_on_two, world
 from tests.harness.ranks import environment, on_ranks
@@ -100,7 +99,6 @@ async def live_through_every_kill(
     noted: dict[str, str],
     names: Sequence[str],
     anywhere: int,
-    environ: dict[str, str],
 ) -> None:
     """Run one life for each point, those of a replay as soon as there is one; some that end anywhere; the last."""
     points, replays = list(names), list(REPLAY)
@@ -110,14 +108,14 @@ async def live_through_every_kill(
         if not points and not behind:
             break
         name = replays.pop() if behind and replays else points.pop()
-        killed = await run_once(config, {**POINTS, **REPLAY}[name], environ=environ)
+        killed = await run_once(config, {**POINTS, **REPLAY}[name])
         assert killed == -signal.SIGKILL, f"{name}: {config.with_suffix('.log').read_text()[-3000:]}"
         for weights in (run / "weights").glob("v*"):
             note_manifest(weights, noted)
     for _ in range(anywhere):
-        ended = await run_once(config, None, some_time_after_a_lease(gateway, chance), environ)
+        ended = await run_once(config, None, some_time_after_a_lease(gateway, chance))
         assert ended in (-signal.SIGKILL, 0), config.with_suffix(".log").read_text()[-3000:]
-    assert await run_once(config, None, environ=environ) == 0, config.with_suffix(".log").read_text()[-3000:]
+    assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
 
 
 HTTP = """
@@ -140,15 +138,12 @@ async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_on
     tiny_model: Path, tmp_path: Path, every: int, transport: str, points: tuple[str, ...], anywhere: int
 ) -> None:
     port, steps = free_port(), len(points) + 5
-    async with (
-        forked(tmp_path / "forks") as environ,  # for the server of the weights, which each life starts
-        world(tiny_model, tmp_path, f"http://127.0.0.1:{port}") as (gateway, engine),
-    ):
+    async with world(tiny_model, tmp_path, f"http://127.0.0.1:{port}") as (gateway, engine):
         config, run = tmp_path / "trainer.toml", tmp_path / "run"
         names = {"work": tmp_path, "steps": steps, "url": gateway.url, "model": tiny_model, "every": every}
         server = HTTP.format(port=port) if transport == "http" else ""
         config.write_text(TRAINER.format(**names) + server)
-        await live_through_every_kill(config, run, gateway, engine.given, points, anywhere, environ)
+        await live_through_every_kill(config, run, gateway, engine.given, points, anywhere)
         await check_the_account(gateway, steps)
         batches = [await gateway.admin.batch_groups(batch) for batch in range(steps)]
     for weights in (run / "weights").glob("v*"):
