@@ -74,9 +74,10 @@ class Teacher:
             node.index: np.full(len(node.ids), np.nan, np.float32) for node in episode.nodes if node.sampled
         }
         for row, logprobs in zip(rows, found, strict=True):
-            for at in row.train.nonzero()[0]:
-                node = int(row.nodes[at])
-                values[node][at - int((row.nodes == node).argmax())] = logprobs[at]
+            for node in np.unique(row.nodes[row.train]).tolist():
+                places = (row.nodes == node).nonzero()[0]
+                trained = row.train[places]
+                values[node][: len(places)][trained] = logprobs[places[trained]]
         nodes = (replace(node, teacher=values.get(node.index)) for node in episode.nodes)
         return replace(episode, nodes=tuple(nodes))
 
