@@ -57,7 +57,7 @@ class _Worker:
         self._playing: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, questions: IO[bytes]) -> None:
-        """Open the environment, and respond until there are no more questions."""
+        """Open the environment, and respond until the input ends."""
         try:
             await self._environment.open()
         except Exception:

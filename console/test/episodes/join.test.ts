@@ -12,7 +12,7 @@ test("what a live episode said since is put behind what is here, as if all had c
   ];
   const whole = responseOf(nodes, { mask: [1, 1, 0, 1, 2, 0], mask_reasons: ["", "prompt", "late"] });
   const old = responseOf(nodes.slice(0, 2));
-  // The gateway counts from the first node that was asked for, and numbers the reasons of its response anew.
+  // The gateway counts from the first requested node, and numbers the reasons of each response from 0.
   const more = responseOf(nodes.slice(2), { ids: [103, 104, 105], control: [0], mask: [2, 1, 0], mask_reasons: ["", "late", "prompt"] });
   more.nodes.forEach((node, i) => Object.assign(node, { index: i + 2, call_id: node.sampled ? `call-${i + 2}` : "" }));
   more.logprob = [null, -0.4, -0.5];
