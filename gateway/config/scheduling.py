@@ -92,10 +92,6 @@ class NodeSettings(Section):
     tag is a description."""
     zone: str = Field("", max_length=64)
     """The network zone of the node; only shown."""
-    hardware: str = Field("", max_length=64)
-    """The kind of machine; only shown."""
-    capacity: dict[Name, float] = Field({}, max_length=64)
-    """The node's resources, such as `{ gpus = 8 }`; only shown."""
     engines: int = Field(0, ge=0, le=256)
     """The number of engines to start there, configured by `[engine]`; they are called NAME-0, NAME-1, ..."""
     urls: tuple[str, ...] = ()

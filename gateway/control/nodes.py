@@ -74,8 +74,6 @@ class NodeDescription(TypedDict):
     name: str
     tags: list[str]
     zone: str
-    hardware: str
-    capacity: Mapping[str, float]
     role: str
     reason: str
     claimable: bool
@@ -266,8 +264,6 @@ class Nodes(LedgerListener):
             "name": node.name,
             "tags": list(settings.tags),
             "zone": settings.zone,
-            "hardware": settings.hardware,
-            "capacity": settings.capacity,
             "role": node.role,
             "reason": node.reason,
             "claimable": node.claimable,

@@ -292,23 +292,15 @@ class GatewayClient:
     # Nodes
 
     async def nodes(self) -> list[dict[str, Any]]:
-        """Return all nodes, with name, tags, zone, hardware, capacity, role, reason, claimable, claimed_by, engines, seconds."""
+        """Return all nodes, with name, tags, zone, role, reason, claimable, claimed_by, engines, seconds."""
         return (await self._json("GET", "/nodes"))["nodes"]
 
     async def node(self, name: str) -> dict[str, Any]:
         return await self._json("GET", f"/nodes/{name}")
 
-    async def add_node(
-        self,
-        name: str,
-        tags: Sequence[str],
-        zone: str = "",
-        hardware: str = "",
-        capacity: Mapping[str, float] | None = None,
-    ) -> dict[str, Any]:
+    async def add_node(self, name: str, tags: Sequence[str], zone: str = "") -> dict[str, Any]:
         """Add a node, or replace the tags of an existing one."""
-        words = {"zone": zone, "hardware": hardware, "capacity": dict(capacity or {})}
-        return await self._json("POST", "/nodes", json={"name": name, "tags": list(tags), **words})
+        return await self._json("POST", "/nodes", json={"name": name, "tags": list(tags), "zone": zone})
 
     async def remove_node(self, name: str) -> dict[str, Any]:
         """Remove a node; its engines are drained and stopped."""

@@ -65,10 +65,8 @@ class ClusterTable(Section):
     dir: Path = Path("runs/cluster")
     """The folder of the logs, one for each process."""
     restarts: int = Field(5, ge=0, le=1000)
-    """Restarts of one process within `restart_window_s`; after that an engine stays stopped, and a cluster without gateway
-    or trainer ends."""
-    restart_window_s: Seconds = 600.0
-    """Seconds within which `restarts` counts."""
+    """Restarts of one process within 10 minutes; after that an engine stays stopped, and a cluster without gateway or trainer
+    ends."""
     poll_interval_s: float = Field(1.0, ge=0.05, le=60)
     """Seconds between two polls of nodes and engines."""
 
@@ -80,10 +78,6 @@ class GatewayTable(Section):
     """The gateway's TOML file."""
     workers: int = Field(1, ge=1, le=64)
     """Gateway processes; 2 or more need PostgreSQL."""
-    start_s: Seconds = 120.0
-    """Seconds until it must be ready."""
-    stop_s: Seconds = 60.0
-    """Seconds until it is killed; more than its `[server] shutdown_s`, so that running calls can finish."""
 
 
 class TrainerTable(Sized):
@@ -102,8 +96,6 @@ class TrainerTable(Sized):
     headgate's own does. Nodes of a trainer that does not are never lent: their engines are always awake."""
     env: dict[str, str] = Field({}, repr=False)
     """Additional variables of its environment."""
-    stop_s: Seconds = 60.0
-    """Seconds until it is killed after a request to stop."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -130,10 +122,6 @@ class EngineTable(Sized):
     """Additional variables of its environment."""
     start_s: Seconds = 300.0
     """Seconds until an engine must respond; after that it is killed and restarted."""
-    unhealthy_s: Seconds = 60.0
-    """Seconds for which a started engine may be unhealthy before it is killed and restarted."""
-    stop_s: Seconds = 20.0
-    """Seconds until it is killed after a request to stop."""
 
 
 class NodeTable(Sized):

@@ -42,6 +42,8 @@ class GatewayFile:
     """The model's folder."""
     public_url: str = ""
     """The URL for agents."""
+    shutdown_s: float = 10.0
+    """Seconds in which running calls finish at a stop."""
 
     @classmethod
     def read(cls, path: Path, model: str | None, environment: Mapping[str, str] = os.environ) -> GatewayFile:
@@ -81,6 +83,7 @@ class GatewayFile:
             engine.get("python", "python"),
             Path(models[name]["path"]) if "path" in models[name] else None,
             server.get("public_url") or environment.get("HEADGATE_PUBLIC_URL") or url,
+            server.get("shutdown_s", 10.0),
         )
 
     def check_gpus(self, reserved: int | None, others: Sequence[int | None] = (None,)) -> None:

@@ -20,6 +20,9 @@ from scheduler.cluster.launch import Job, Launcher, Running
 from scheduler.cluster.tags import Need, NodeInUse, Placement, assign, rank_counts
 from scheduler.policies.elastic import Shift
 
+_STOP_S = 60.0
+"""Seconds until a rank is killed after a request to stop."""
+
 
 class Ranks:
     """The trainer of a cluster."""
@@ -39,7 +42,7 @@ class Ranks:
         self.may_start = asyncio.Event()
         """Set once the gateway has all running engines."""
         self.process = SupervisedProcess(
-            "trainer", self.start, restarts, report, stop_s=table.stop_s, may_end=True
+            "trainer", self.start, restarts, report, stop_s=_STOP_S, may_end=True
         )
 
     async def run(self) -> None:

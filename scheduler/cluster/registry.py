@@ -104,9 +104,7 @@ class Registry:
         self._nodes = names
 
     async def _add_node(self, node: NodeInUse, tags: Collection[str]) -> None:
-        group, capacity = node.group, node.discovered.capacity
-        has = {"cpus": capacity.cpus, "gpus": capacity.gpus, "memory_gb": round(capacity.memory_gb, 1)}
-        await self._client.add_node(node.name, sorted(tags), group.zone, group.hardware, has)
+        await self._client.add_node(node.name, sorted(tags), node.group.zone)
 
     async def _update_engines(self, engines: Mapping[str, Address]) -> bool:
         known = await self._known()

@@ -47,6 +47,13 @@ from scheduler.cluster.tags import (
 )
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RESTART_WINDOW_S = 600.0
+_GATEWAY_START_S = 120.0
+_UNHEALTHY_S = 60.0
+"""Seconds for which a started engine may be unhealthy before it is killed and restarted."""
+_ENGINE_STOP_S = 20.0
+_GATEWAY_STOP_S = 60.0
+"""Added to the gateway's `[server] shutdown_s`, in which running calls finish."""
 Show = Callable[[Sequence[NodeInUse], Assignment], None]
 
 
@@ -341,8 +348,8 @@ class Supervisor:
             self._report,
             healthy=healthy,
             start_s=engine.start_s,
-            silent_s=engine.unhealthy_s,
-            stop_s=engine.stop_s,
+            silent_s=_UNHEALTHY_S,
+            stop_s=_ENGINE_STOP_S,
         )
 
     async def _rescale(self, registry: Registry, autoscaler: Autoscaler) -> None:
@@ -415,8 +422,8 @@ class Supervisor:
             self._budget(),
             self._report,
             healthy=lambda _running: registry.responds(),
-            start_s=table.start_s,
-            stop_s=table.stop_s,
+            start_s=_GATEWAY_START_S,
+            stop_s=_GATEWAY_STOP_S + self.gateway.shutdown_s,
         )
 
     def _trainer(self) -> Ranks | None:
@@ -435,8 +442,7 @@ class Supervisor:
         return ranks
 
     def _budget(self) -> Budget:
-        cluster = self._file.cluster
-        return Budget(cluster.restarts, cluster.restart_window_s)
+        return Budget(self._file.cluster.restarts, _RESTART_WINDOW_S)
 
     def _addresses_text(self) -> str:
         gateway, logs = self.gateway, self._file.cluster.dir

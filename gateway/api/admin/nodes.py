@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,8 +25,6 @@ class NodeBody(BaseModel):
     name: Name
     tags: tuple[Name, ...] = Field(min_length=1, max_length=64)
     zone: str = Field("", max_length=64)
-    hardware: str = Field("", max_length=64)
-    capacity: dict[Name, Annotated[float, Field(allow_inf_nan=False)]] = Field({}, max_length=64)
 
 
 class TrainerBody(BaseModel):
