@@ -13,29 +13,25 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-from headgate.http import responds
 from headgate.processes.child import LocalProcess
 from headgate.processes.errors import GivenUp
-from headgate.processes.ports import url_of
 from headgate.processes.slow import SILENT_S, reported
 from headgate.processes.supervised import Budget, Child, Report, SupervisedProcess
 from scheduler.cluster import preflight, sharing
 from scheduler.cluster.autoscaler import Autoscaler
+from scheduler.cluster.engines import ClusterEngines, ended
 from scheduler.cluster.errors import ClusterError, Unsatisfied
 from scheduler.cluster.file import ClusterFile, check_trainer, memory_of
 from scheduler.cluster.gateway_file import GatewayFile
-from scheduler.cluster.launch import Job, Launcher, Running, filled
+from scheduler.cluster.launch import Launcher
 from scheduler.cluster.ranks import RankCounts, Ranks
-from scheduler.cluster.registry import Address, Registry
+from scheduler.cluster.registry import Registry
 from scheduler.cluster.tags import (
     TRAIN,
     Assignment,
-    Capacity,
     NodeInUse,
     Placement,
     assign,
@@ -49,21 +45,9 @@ from scheduler.cluster.tags import (
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _RESTART_WINDOW_S = 600.0
 _GATEWAY_START_S = 120.0
-_UNHEALTHY_S = 60.0
-"""Seconds for which a started engine may be unhealthy before it is killed and restarted."""
-_ENGINE_STOP_S = 20.0
 _GATEWAY_STOP_S = 60.0
 """Added to the gateway's `[server] shutdown_s`, in which running calls finish."""
 Show = Callable[[Sequence[NodeInUse], Assignment], None]
-
-
-@dataclass(slots=True)
-class RunningEngine:
-    """An engine that should run, and the task that supervises it."""
-
-    placement: Placement
-    process: SupervisedProcess[Running]
-    task: asyncio.Task[None]
 
 
 class Supervisor:
@@ -86,9 +70,9 @@ class Supervisor:
         self._file = file
         self._launcher = launcher
         self._report, self._show = report, show
-        self._engines: dict[str, RunningEngine] = {}
         self._all: WeakSet[SupervisedProcess[Any]] = WeakSet()
         """All supervised processes, also those that are stopping."""
+        self._engines = ClusterEngines(file, self.gateway, launcher, self._budget, report, self._all)
         self._names: dict[str, str] = {}
         """The names of the nodes in use, by id, in the order in which they joined."""
         self._nodes: list[NodeInUse] = []
@@ -152,7 +136,7 @@ class Supervisor:
             registry = await stack.enter_async_context(
                 Registry(self.gateway, self._report, self._file.unlent)
             )
-            stack.push_async_callback(self._end_engines)
+            stack.push_async_callback(self._engines.end)
             if await registry.responds():
                 raise ClusterError(f"another server listens at {self.gateway.admin_url}")
             gateway = self._supervise(stack, self._gateway(registry))
@@ -177,7 +161,7 @@ class Supervisor:
 
     def _task(self, stack: AsyncExitStack, work: object, name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
-        stack.push_async_callback(_ended, task)
+        stack.push_async_callback(ended, task)
         return task
 
     def _supervise(self, stack: AsyncExitStack, process: SupervisedProcess[Any]) -> asyncio.Task[None]:
@@ -273,9 +257,10 @@ class Supervisor:
         announced = False
         while True:
             await self._refresh_nodes()
-            await self._update_engines()
-            known = await registry.update(self._nodes, self._addresses(), self._claimed)
-            if known and self._addresses() and self._ranks is not None:
+            await self._engines.update(self._assignment.engines, self._widest)
+            addresses = self._engines.addresses(self._autoscaler.leaving if self._autoscaler else None)
+            known = await registry.update(self._nodes, addresses, self._claimed)
+            if known and addresses and self._ranks is not None:
                 self._ranks.may_start.set()
             if known and not announced and await registry.responds("/readyz"):
                 announced = True
@@ -283,74 +268,6 @@ class Supervisor:
             if self._autoscaler is not None:
                 await self._rescale(registry, self._autoscaler)
             await asyncio.sleep(self._file.cluster.poll_interval_s)
-
-    async def _update_engines(self) -> None:
-        wanted = {one.name: one for one in self._assignment.engines}
-        superfluous = [
-            name
-            for name, engine in self._engines.items()
-            if name not in wanted or engine.placement.node.discovered.id != wanted[name].node.discovered.id
-        ]
-        for name in superfluous:
-            await _ended(self._engines.pop(name).task)
-        for name, placement in wanted.items():
-            if name not in self._engines:
-                process = self._engine(placement)
-                self._all.add(process)
-                task = asyncio.create_task(process.run(), name=name)
-                task.add_done_callback(partial(self._on_engine_ended, name))
-                self._engines[name] = RunningEngine(placement, process, task)
-        failed = [engine for engine in self._engines.values() if engine.task.done()]
-        if self._engines and len(failed) == len(self._engines):
-            raise GivenUp("all engines failed permanently; see their logs")
-
-    def _on_engine_ended(self, name: str, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._report(f"{task.exception()}")
-
-    async def _end_engines(self) -> None:
-        engines, self._engines = list(self._engines.values()), {}
-        await asyncio.gather(*(_ended(engine.task) for engine in engines))
-
-    def _addresses(self) -> dict[str, Address]:
-        """Return the engines that the gateway should have."""
-        leaving = self._autoscaler.leaving if self._autoscaler is not None else None
-        return {
-            name: Address(
-                url_of(engine.process.running[0].host, engine.process.running[0].port),
-                engine.placement.node.name,
-            )
-            for name, engine in self._engines.items()
-            if engine.process.up.is_set() and engine.process.running
-            if leaving is None or engine.placement.node.discovered.id != leaving.discovered.id
-        }
-
-    def _engine(self, placement: Placement) -> SupervisedProcess[Running]:
-        engine, shared = self._file.engine, any(rank.node == placement.node for rank in self._widest)
-        group = placement.node.group
-        values = {
-            "config": str(self.gateway.path.resolve()),
-            "model": self.gateway.model,
-            "gpus": str(group.engine_gpus or self.gateway.gpus),
-        }
-        argv = tuple(filled(part, values) for part in engine.command)
-        reserve = Capacity() if shared else self._file.engine_need.on(group).capacity
-        env = {name: filled(value, values) for name, value in engine.env.items()}
-        job = Job(placement, argv, env, trusted=False, reserve=reserve)
-
-        async def healthy(running: Running) -> bool:
-            return await responds(url_of(running.host, running.port) + engine.health)
-
-        return SupervisedProcess(
-            placement.name,
-            partial(self._launcher.start, [job]),
-            self._budget(),
-            self._report,
-            healthy=healthy,
-            start_s=engine.start_s,
-            silent_s=_UNHEALTHY_S,
-            stop_s=_ENGINE_STOP_S,
-        )
 
     async def _rescale(self, registry: Registry, autoscaler: Autoscaler) -> None:
         """Add a spare node, give one back, or change the number of ranks, as the rule decides.
@@ -369,7 +286,7 @@ class Supervisor:
                 self._ranks.replace()
         elif last_spare(self._nodes, [leaving.discovered.id], self._trainers) is None:
             autoscaler.finish_leaving(beyond(self._nodes))  # it has left, or replaces a node that has
-        elif await registry.has_none(self._engines_on(leaving)):
+        elif await registry.has_none(self._engines.on(leaving)):
             rest = [node for node in self._nodes if node.discovered.id != leaving.discovered.id]
             autoscaler.finish_leaving(beyond(rest))
             self._use(rest)
@@ -382,7 +299,7 @@ class Supervisor:
         return autoscaler.update(
             asyncio.get_running_loop().time(),
             status,
-            [name for name, engine in self._engines.items() if not engine.task.done()],
+            self._engines.alive(),
             next_spare(self._groups, found, self._names, autoscaler.spare),
             last_spare(self._nodes, list(self._names), self._trainers),
             *self._counts.shifts(self._nodes, self._assignment.ranks),
@@ -397,13 +314,6 @@ class Supervisor:
     def _trainers(self) -> frozenset[str]:
         """The tags of the trainer's nodes."""
         return frozenset(self._file.trainer.tags if self._file.trainer is not None else (TRAIN,))
-
-    def _engines_on(self, node: NodeInUse) -> set[str]:
-        return {
-            name
-            for name, engine in self._engines.items()
-            if engine.placement.node.discovered.id == node.discovered.id
-        }
 
     # Gateway and trainer
 
@@ -450,9 +360,3 @@ class Supervisor:
             f"{self._file.cluster.name} is up: agents at {gateway.url}/v1, admin API at {gateway.admin_url}/admin/v1/engines,"
             f" logs in {logs}; Ctrl-C stops everything"
         )
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task, and wait for its end."""
-    task.cancel()
-    await asyncio.wait({task})

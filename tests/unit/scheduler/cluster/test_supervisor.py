@@ -16,6 +16,7 @@ from scheduler.cluster.errors import ClusterError, NodeLost, Unsatisfied
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running
 from scheduler.cluster.ranks import Ranks
+from scheduler.cluster.registry import Address
 from scheduler.cluster.supervisor import Supervisor
 from scheduler.cluster.tags import Capacity, DiscoveredNode
 from tests.harness.waiting import result_of, turns, until
@@ -121,13 +122,19 @@ class Cluster:
         """The places of engines that should run."""
         return [place.name for place in self.supervisor._assignment.engines]
 
+    @property
+    def addresses(self) -> dict[str, Address]:
+        """The engines that the gateway should have."""
+        autoscaler = self.supervisor._autoscaler
+        return self.supervisor._engines.addresses(autoscaler.leaving if autoscaler else None)
+
     async def start(self) -> None:
         await self.supervisor._wait_for_nodes()
         await self.tend()
 
     async def tend(self) -> None:
         await self.supervisor._refresh_nodes()
-        await self.supervisor._update_engines()
+        await self.supervisor._engines.update(self.supervisor._assignment.engines, self.supervisor._widest)
 
     async def _responds(self, _url: str) -> bool:
         return self.healthy
@@ -153,12 +160,12 @@ async def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
     def make(text: str, **nodes: Sequence[str]) -> Cluster:
         made.append(Cluster(tmp_path, text, **nodes))
-        monkeypatch.setattr("scheduler.cluster.supervisor.responds", made[-1]._responds)
+        monkeypatch.setattr("scheduler.cluster.engines.responds", made[-1]._responds)
         return made[-1]
 
     yield make
     for cluster in made:
-        await cluster.supervisor._end_engines()
+        await cluster.supervisor._engines.end()
 
 
 async def test_the_remaining_processes_continue_and_a_missing_node_is_reported_once(
@@ -207,12 +214,12 @@ async def test_only_a_healthy_engine_is_registered(cluster_of: ClusterOf) -> Non
     cluster = cluster_of(ONE, x=["rollout"])
     cluster.healthy = False
     await cluster.start()
-    engine = cluster.supervisor._engines["a-0"].process
+    engine = cluster.supervisor._engines._engines["a-0"].process
     await until(lambda: len(engine.running) == 1, "the engine runs")
-    assert cluster.supervisor._addresses() == {}
+    assert cluster.addresses == {}
     cluster.healthy = True
     await result_of(engine.up.wait(), "the engine is up")
-    (address,) = cluster.supervisor._addresses().values()
+    (address,) = cluster.addresses.values()
     assert (address.url, address.node) == ("http://127.0.0.1:1", "a")
 
 
@@ -220,7 +227,7 @@ async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(cl
     cluster = cluster_of(GROUP, x=["rollout"], y=["rollout"])
     cluster.machines.lost = {"s-x-0"}
     await cluster.start()
-    engines = cluster.supervisor._engines
+    engines = cluster.supervisor._engines._engines
     await asyncio.wait({engines["s-x-0"].task}, timeout=60)
     await cluster.tend()
     assert any("s-x-0 is given up after 0 restarts" in line for line in cluster.lines)
@@ -343,7 +350,7 @@ async def grown(cluster: Cluster, **busy: float) -> Elastic:
     await gateway.steps()
     await gateway.steps()
     assert cluster.engines == ["s-x-0", "s-y-0"]
-    for engine in cluster.supervisor._engines.values():
+    for engine in cluster.supervisor._engines._engines.values():
         await result_of(engine.process.up.wait(), "the engine is up")
     await gateway.steps(**busy)
     assert any("s-y is given back" in line for line in cluster.lines)
@@ -379,7 +386,7 @@ async def test_the_engine_of_a_node_that_is_given_back_ends_once_the_gateway_has
     gateway = await grown(cluster, rest_s=1e6)
     await gateway.rescale()
     await cluster.tend()
-    assert set(cluster.supervisor._addresses()) == {"s-x-0"}, "the gateway is to let it go"
+    assert set(cluster.addresses) == {"s-x-0"}, "the gateway is to let it go"
     assert cluster.machines.stopped == [], "its calls may still run"
     gateway.has = {"s-x-0"}
     await gateway.rescale()
@@ -407,7 +414,7 @@ async def test_a_node_that_must_stand_in_for_one_that_left_is_not_given_back(clu
     cluster.machines.remove("x")
     await cluster.tend()
     await gateway.rescale()
-    assert cluster.engines == list(cluster.supervisor._addresses()) == ["s-y-0"]
+    assert cluster.engines == list(cluster.addresses) == ["s-y-0"]
     assert cluster.machines.stopped == ["s-x-0"]
 
 
