@@ -46,6 +46,9 @@ class EngineSettings(Section):
     """The interpreter of vLLM's environment."""
     tensor_parallel: int = Field(1, ge=1, le=64)
     """GPUs over which vLLM spreads each layer of one engine (`launch = "vllm"`); a cluster reserves that many for it."""
+    quantization: Literal["fp8_per_channel", "fp8_per_tensor", "fp8_per_block"] | None = None
+    """vLLM rounds the matrices of each version to float8 as it loads them; the trainer goes on in its own dtype. Recorded
+    log-probabilities are those of the rounded weights. For an external engine: how it was started."""
     args: tuple[str, ...] = Field((), repr=False)
     """Further arguments for the engine's command line."""
     env: dict[str, str] = Field({}, repr=False)
@@ -82,6 +85,8 @@ class EngineSettings(Section):
             raise ValueError(
                 "`tensor_parallel` is for launch = 'vllm': an engine that is started elsewhere has its own option for it"
             )
+        if self.quantization and (self.launch == "fake" or self.api == "sglang"):
+            raise ValueError("`quantization` is for vLLM: leave it out")
         if self.transport != "files" and self.api == "sglang":
             raise ValueError(
                 f"transport = {self.transport!r} is for vLLM alone: SGLang takes weights from folders"

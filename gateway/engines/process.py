@@ -175,6 +175,7 @@ def _vllm_command(
         *("--host", host, "--port", str(port)),
         *("--max-model-len", str(model.max_model_len)),
         *(("--tensor-parallel-size", str(settings.tensor_parallel)) if settings.tensor_parallel > 1 else ()),
+        *(("--quantization", settings.quantization) if settings.quantization else ()),
         "--enable-scale-out",
         *(("--enable-sleep-mode",) if _is_to_sleep(settings) else ()),
         *((RETURN_ROUTES,) if model.router_replay else ()),

@@ -124,7 +124,8 @@ SIGNALS = (
     Signal(
         # A gap of g nats moves a ratio by g: a tenth of the usual clip range (0.2) is harmless, all of it clips tokens.
         "logprob_gap_mean", "Gap of log-probabilities between trainer and engine, same version", "nats", 0.02, 0.2,
-        "engine and trainer compute differently: same dtype, no quantized engine; gateway doctor", figures=("logprob_gap_mean",),
+        "engine and trainer compute differently: same dtype; [engine] quantization needs [algorithm] correction; gateway doctor",
+        figures=("logprob_gap_mean",),
     ),
     Signal(
         "kl_recorded_k3", "KL from the policy that sampled to the one that is trained", "nats", 0.01, 0.1,

@@ -50,12 +50,16 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def models(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """The first version: with a head of its own, and with tied embeddings."""
     root = tmp_path_factory.mktemp(dtype)
-    for tied in (False, True):
-        save_model(root / str(tied), 0, tied=tied)
-        file = root / str(tied) / "model.safetensors"
-        state = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
-        save_file(state, file, metadata={"format": "pt"})
-    return {tied: root / str(tied) for tied in (False, True)}
+    return {tied: first_version(root / str(tied), dtype, tied) for tied in (False, True)}
+
+
+def first_version(path: Path, dtype: str, tied: bool = False) -> Path:
+    """Write a checkpoint in `path`."""
+    save_model(path, 0, tied=tied)
+    file = path / "model.safetensors"
+    state = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
+    save_file(state, file, metadata={"format": "pt"})
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +203,21 @@ async def test_an_adapter_that_is_not_there_is_always_found(
                 assert await run.verdict(weights) == "found"
         finally:
             await run.engine.forget_adapters()
+
+
+@pytest.mark.long
+async def test_a_quantized_engine_holds_the_rounding_of_what_was_published(tmp_path: Path) -> None:
+    model = first_version(tmp_path / "model", "bfloat16")
+    args = [*DAMAGED, "--dtype", "bfloat16", "--max-model-len", "2048", "--quantization", "fp8_per_channel"]
+    engine = SharedEngine(model, tmp_path / "engine.log", args=args)
+    try:
+        async with running(engine, model, tmp_path / "run", 1e-3) as run:
+            for seed in range(4):
+                weights = run.publish()
+                assert await run.verdict(weights) == "found", "it holds the parent's"
+                await run.load(weights)
+                assert await run.verdict(weights) == "passed"
+                await damaged(run.engine, "damage_quantized", seed)
+                assert await run.verdict(weights) == "found"
+    finally:
+        engine.kill()

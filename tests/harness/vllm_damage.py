@@ -26,6 +26,14 @@ class DamagedWorker(ProvingWorker):
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
 
+    @torch.inference_mode()
+    def damage_quantized(self, seed: int) -> None:
+        """Flip the lowest bit of one code of a matrix that vLLM has quantized."""
+        model, random = self.model_runner.get_model(), Random(seed)  # type: ignore[attr-defined]
+        found = [one.weight for one in model.modules() if hasattr(one, "weight_scale")]
+        codes = found[seed % len(found)].view(torch.uint8)
+        codes[random.randrange(len(codes)), random.randrange(codes.shape[1])] ^= 1
+
     def damage_swapped(self, seed: int) -> None:
         """Swap a matrix with the one of the same name in another layer."""
         layer = self._packed(seed)

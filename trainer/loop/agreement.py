@@ -32,6 +32,18 @@ def check_teacher(settings: Settings, sees_images: bool) -> None:
         )
 
 
+def warn_uncorrected(settings: Settings, quantization: str | None) -> str:
+    """Return a warning if engines sample from rounded weights and nothing corrects the difference; else an empty string."""
+    algorithm = settings.algorithm.model_dump()
+    masks = [name for name in ("mask_token", "mask_sequence", "mask_geometric") if algorithm.get(name)]
+    if quantization is None or masks or algorithm.get("correction") != "none":
+        return ""
+    return (
+        f'warning: engines sample from {quantization} weights, and [algorithm] correction = "none" trains the difference: take'
+        ' "tis_token", or set a mask'
+    )
+
+
 def check_length(settings: Settings, engines: int) -> None:
     """Raise ConfigError if positions were made for another length than that of the engines' rows."""
     own = settings.model.max_model_len

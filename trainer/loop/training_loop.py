@@ -39,7 +39,7 @@ from trainer.errors import (
     TrainerError,
 )
 from trainer.loop import feed, replay
-from trainer.loop.agreement import check_dropped, check_length, check_teacher
+from trainer.loop.agreement import check_dropped, check_length, check_teacher, warn_uncorrected
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.episode_counts import FailedEpisodes, GroupTotals
 from trainer.loop.evaluations import Evaluations
@@ -131,6 +131,8 @@ class TrainingLoop:
         check_teacher(self.settings, self.trainer.vision_inputs is not None)
         check_dropped(self.settings, self.trainer.algorithm, status["drop_equal"])
         check_length(self.settings, status["max_model_len"])
+        if warning := warn_uncorrected(self.settings, status.get("quantization")):
+            self.metrics.notify(warning)
         self.publication.begun = status["version"]
         published, consumed = status["newest_version"], status["consumed"]
         if renamed := await self.checkpoints.leave_damaged(consumed, from_older=self._from_older):

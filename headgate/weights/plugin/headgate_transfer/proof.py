@@ -2,8 +2,9 @@
 
 Owns the places: where in a worker's memory each tensor of the checkpoint lies. A place is found by its contents at the first
 comparison, since engines merge, shard and rename tensors, and is kept for the next versions. Invariants: a tensor counts as held
-only if every number of it, in the dtype that the worker keeps, is at each of its places; nothing in memory changes. A tensor
-that the worker keeps in another form (quantized, transposed) is never found: it is `missing`, which proves and refutes nothing.
+only if every number of it, in the dtype that the worker keeps, is at each of its places; nothing in memory changes. Weights that
+the worker quantized itself are compared with the same rounding of what was published (`QuantizedBlock`). A tensor in yet another
+form (quantized by blocks, transposed) is never found: it is `missing`, which proves and refutes nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,65 @@ PIECE = 2**24
 """The bytes that one hash covers, as in the manifest of a version; the last piece of a tensor is shorter."""
 _MOST_OFFSETS = 8
 """The most offsets at which one tensor is compared with one block of memory: more of them distinguish nothing."""
+_SLACK = 1e-5
+"""The share by which rounding in float32 may move the largest number of a row beyond the range of its codes."""
 _AT_ONCE = 2**24
 """The numbers that are compared in one piece, so that an engine whose memory is full needs little more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of numbers in memory: `values` has shape (rows, width)."""
+
+    values: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.values.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def part(self, start: int, end: int) -> Block:
+        """Return the rows from `start` to `end`."""
+        return Block(self.values[start:end])
+
+    def equal(self, rows: Tensor) -> Tensor:
+        """Return for each row whether its numbers are those of `rows`, in the dtype that is held; -0 equals 0, as products give
+        either."""
+        other = rows.to(self.values.device, self.values.dtype)
+        if self.values.itemsize > 1:
+            return (self.values == other).all(1)
+        return (_bytes(self.values) == _bytes(other)).all(1)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedBlock(Block):
+    """Rows of float8 codes that stand for `values * scale`.
+
+    A row is equal if its codes are those of the published numbers over the held scale, and none of these is beyond the codes'
+    range: then the worker computes with the published numbers but for the rounding of float8.
+    """
+
+    scale: Tensor
+    """Shape (rows, 1), or (1, 1) for all rows."""
+    dtype: torch.dtype
+    """The dtype in which the worker loaded the numbers before it rounded them."""
+
+    def part(self, start: int, end: int) -> QuantizedBlock:
+        scale = self.scale if len(self.scale) == 1 else self.scale[start:end]
+        return QuantizedBlock(self.values[start:end], scale, self.dtype)
+
+    def equal(self, rows: Tensor) -> Tensor:
+        numbers = rows.to(self.values.device, self.dtype)
+        scaled, held = numbers / self.scale, _bytes(self.values)
+        found = held == _bytes(scaled.to(self.values.dtype))
+        if (
+            len(self.scale) == 1
+        ):  # vLLM's kernel for one scale multiplies, which rounds a midpoint the other way
+            found |= held == _bytes((numbers * self.scale.reciprocal()).to(self.values.dtype))
+        largest = torch.finfo(self.values.dtype).max * (1 + _SLACK)
+        return (found & (scaled.abs() <= largest)).all(1)
 
 
 class TensorPart(NamedTuple):
@@ -69,16 +127,20 @@ class Places:
         self._shard, self._shards = shard, shards
         self._places: dict[str, list[TensorPart]] = {}
 
-    def compare(self, memory: Mapping[str, Tensor], version: Iterable[tuple[str, Tensor]]) -> Comparison:
+    def compare(
+        self, memory: Mapping[str, Tensor | Block], version: Iterable[tuple[str, Tensor]]
+    ) -> Comparison:
         """Compare every tensor of a version with the blocks of memory, by name.
 
         `memory`: tensors of any shape on one device; `version`: the checkpoint's tensors, on the CPU, one after the other.
         """
-        blocks = {name: _rows(tensor) for name, tensor in memory.items()}
+        blocks = {
+            name: held if isinstance(held, Block) else Block(rows_of(held)) for name, held in memory.items()
+        }
         result, found = Comparison(), dict[str, list[TensorPart]]()
         for name, tensor in version:
             result.hashes[name] = _hashes(tensor)
-            rows = _rows(tensor)
+            rows = rows_of(tensor)
             if known := self._places.get(name):
                 differing = next((p for p in known if self._differs(blocks.get(p.block), rows, p)), None)
                 if differing is not None:
@@ -107,14 +169,14 @@ class Places:
             if own:
                 self._places[name] = own
 
-    def _find(self, name: str, rows: Tensor, key: str, block: Tensor) -> Iterator[TensorPart]:
+    def _find(self, name: str, rows: Tensor, key: str, block: Block) -> Iterator[TensorPart]:
         """Yield the places of a tensor in a block of which at least half of the rows are equal; in the block of its own name
         also one that differs in all."""
         if not _may_hold(name, key):
             return
         for share in dict.fromkeys([(0, 1), (self._shard, self._shards)]):
             width = rows.shape[1] // share[1]
-            if width != block.shape[1]:
+            if width != block.width:
                 continue
             part = rows[:, share[0] * width :][:, :width]
             spans = [
@@ -127,7 +189,7 @@ class Places:
             best = [span for span in spans if span.equal == most][:_MOST_OFFSETS]
             yield from (TensorPart(key, span.start, span.row, span.rows, share) for span in best)
 
-    def _offsets(self, rows: Tensor, block: Tensor) -> list[int]:
+    def _offsets(self, rows: Tensor, block: Block) -> list[int]:
         """Return at which rows of a block a tensor may begin, by a few of its rows; negative where the block has later rows."""
         count = 3 * self._shards
         candidates = dict[int, None]()
@@ -136,7 +198,7 @@ class Places:
             candidates |= dict.fromkeys(position - anchor for position in at[:_MOST_OFFSETS].tolist())
         return list(candidates)
 
-    def _span(self, rows: Tensor, block: Tensor, offset: int) -> _Span | None:
+    def _span(self, rows: Tensor, block: Block, offset: int) -> _Span | None:
         """Return the rows that a tensor and a block have in common at an offset.
 
         None if they are not the whole tensor, or of several shards at least half a share, or if most rows differ.
@@ -146,7 +208,7 @@ class Places:
         count = min(len(rows) - row, len(block) - start)
         if count <= 0 or (self._shards == 1 and count < len(rows)):
             return None
-        equal = _equal_rows(block[start : start + count], rows[row : row + count])
+        equal = _equal_rows(block.part(start, start + count), rows[row : row + count])
         if self._shards > 1:  # the block goes on with rows of another tensor
             at = equal.nonzero().flatten()
             first, last = (int(at[0]), int(at[-1])) if len(at) else (0, -1)
@@ -157,13 +219,13 @@ class Places:
         return _Span(start, row, count, int(equal.sum()))
 
     @staticmethod
-    def _differs(block: Tensor | None, rows: Tensor, place: TensorPart) -> bool:
+    def _differs(block: Block | None, rows: Tensor, place: TensorPart) -> bool:
         index, shares = place.share
         width = rows.shape[1] // shares
         mine = rows[place.row : place.row + place.rows, index * width : (index + 1) * width]
-        if block is None or block.shape[1] != width or len(block) < place.start + len(mine):
+        if block is None or block.width != width or len(block) < place.start + len(mine):
             return True
-        return not bool(_equal_rows(block[place.start : place.start + len(mine)], mine).all())
+        return not bool(_equal_rows(block.part(place.start, place.start + len(mine)), mine).all())
 
 
 def compare_adapter(
@@ -195,21 +257,21 @@ def _from_layer(name: str) -> str:
     return ".".join(parts[max(0, first) :])
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def rows_of(tensor: Tensor) -> Tensor:
     """Return a matrix of a tensor's rows; a vector is a column."""
     tensor = tensor.detach()
     return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(-1, 1)
 
 
-def _equal_rows(loaded: Tensor, rows: Tensor) -> Tensor:
-    """Return for each row whether its numbers are equal, in the dtype that is held; -0 equals 0, as products give either."""
-    step, found = max(1, _AT_ONCE // max(1, loaded.shape[1])), list[Tensor]()
-    for start in range(0, len(loaded), step):
-        part = loaded[start : start + step]
-        other = rows[start : start + step].to(part.device, part.dtype)
-        if part.itemsize == 1:
-            part, other = part.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
-        found.append((part == other).all(1))
+def _bytes(codes: Tensor) -> Tensor:
+    return codes.contiguous().view(torch.uint8)
+
+
+def _equal_rows(block: Block, rows: Tensor) -> Tensor:
+    """Return for each row of a block whether it is equal to that of `rows`."""
+    step, found = max(1, _AT_ONCE // max(1, block.width)), list[Tensor]()
+    for start in range(0, len(block), step):
+        found.append(block.part(start, start + step).equal(rows[start : start + step]))
     return torch.cat(found) if found else torch.ones(0, dtype=torch.bool)
 
 

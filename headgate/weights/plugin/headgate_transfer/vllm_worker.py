@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from . import devices
-from .proof import Places, compare_adapter
+from .proof import Block, Places, QuantizedBlock, compare_adapter, rows_of
 
 _CONFIG = "adapter_config.json"
 _UNPACK_ROWS = 1024
@@ -43,8 +43,8 @@ class ProvingWorker:
             tensors = received.tensors()
         else:
             tensors = _stored(Path(path))
-        memory, stale = _memory(model)
-        result = self.headgate_places.compare(memory, tensors)
+        blocks, stale = _memory(model, self.model_config.dtype)  # type: ignore[attr-defined]
+        result = self.headgate_places.compare(blocks, tensors)
         result.wrong |= stale
         return result.to_json()
 
@@ -72,24 +72,37 @@ def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, stored.get_tensor(name)
 
 
-def _memory(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _memory(model: nn.Module, dtype: torch.dtype) -> tuple[dict[str, Tensor | Block], dict[str, str]]:
     """Return the blocks of numbers that a model computes with, by name, and the packed copies that differ from theirs.
+
+    `dtype`: in which numbers are loaded, before those of quantized layers are rounded.
 
     vLLM's CPU build packs matrices, and mostly empties the original; a product with the identity unpacks them.
     """
-    blocks, stale = dict[str, Tensor](), dict[str, str]()
+    blocks, stale = dict[str, Tensor | Block](), dict[str, str]()
     pointers = set[int]()
     for path, module in model.named_modules():
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and tensor.numel() and tensor.data_ptr() not in pointers:
                 pointers.add(tensor.data_ptr())
-                blocks[f"{path}.{key}"] = tensor
+                blocks[f"{path}.{key}"] = _block(module, key, tensor, dtype)
         if "cpu_linear" in vars(module) and (packed := unpacked(module)) is not None:
             if not module.weight.numel():
                 blocks[f"{path}.weight"] = packed
             elif not torch.equal(module.weight, packed):
                 stale[f"{path}.weight"] = "the packed copy that the engine computes with was not loaded again"
     return blocks, stale
+
+
+def _block(module: nn.Module, key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor | Block:
+    """Return a block of rows (out, in), with the scales by which vLLM's online quantization rounded them, if it did."""
+    scale = getattr(module, f"{key}_scale", None)
+    if tensor.dtype != torch.float8_e4m3fn or not isinstance(scale, Tensor):
+        return tensor
+    rows = rows_of(tensor.t() if tensor.ndim == 2 else tensor)  # the kernels of matrices take (in, out)
+    if scale.numel() not in (1, len(rows)):
+        return tensor
+    return QuantizedBlock(rows, scale.reshape(-1, 1), dtype)
 
 
 def unpacked(module: Any) -> Tensor | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headgate.weights.plugin.headgate_transfer.proof import Places, compare_adapter
+from headgate.weights.plugin.headgate_transfer.proof import Block, Places, QuantizedBlock, compare_adapter
 
 HEADS, WIDTH, INNER, VOCABULARY = 8, 16, 24, 40
 Checkpoint = dict[str, Tensor]
@@ -65,16 +65,31 @@ def loaded(version: Checkpoint, shard: int = 0, shards: int = 1) -> dict[str, Te
     return memory
 
 
+def quantized(memory: dict[str, Tensor], scales: str) -> dict[str, Tensor | Block]:
+    """Return a worker's memory with its layers' matrices in float8, with one scale for each row or for each matrix."""
+    found: dict[str, Tensor | Block] = dict(memory)
+    for name, rows in memory.items():
+        if "proj.weight" in name and scales != "none":
+            largest = (
+                rows.abs().amax(1, keepdim=True) if scales == "rows" else rows.abs().amax().reshape(1, 1)
+            )
+            scale = largest.float() / 448
+            found[name] = QuantizedBlock((rows / scale).to(torch.float8_e4m3fn), scale, torch.bfloat16)
+    return found
+
+
+@pytest.mark.parametrize("scales", ["none", "rows", "matrix"])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_versions_that_were_loaded_are_held_and_their_parents_are_not(shards: int) -> None:
+def test_versions_that_were_loaded_are_held_and_their_parents_are_not(shards: int, scales: str) -> None:
     workers, version = [Places(shard, shards) for shard in range(shards)], checkpoint(0)
     for number in range(1, 4):
         for shard, places in enumerate(workers):
-            result = places.compare(loaded(version, shard, shards), version.items())
+            result = places.compare(quantized(loaded(version, shard, shards), scales), version.items())
             assert (result.wrong, result.missing) == ({}, [])
         version, parent = checkpoint(number, near=version), version
         kept = [
-            places.compare(loaded(parent, i, shards), version.items()) for i, places in enumerate(workers)
+            places.compare(quantized(loaded(parent, i, shards), scales), version.items())
+            for i, places in enumerate(workers)
         ]
         changed = {name for name, tensor in version.items() if tensor.ndim == 2}
         assert {name for result in kept for name in result.wrong} == changed, "one number of each differs"
