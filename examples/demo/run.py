@@ -4,6 +4,7 @@
     python -m examples.demo.run --seed 2 --dir runs/other
     python -m examples.demo.run --frozen        # the control: the same, with a learning rate of 0
     python -m examples.demo.run --dtype bfloat16 --lora     # engine and trainer in bf16; adapters alone travel
+    python -m examples.demo.run --dtype bfloat16 --quantization fp8_per_channel     # the engine samples from float8
 
 Everything is done with the commands that a user would type; each is printed before it runs. What it leaves: `summary.json`,
 `reward.png`, the configuration, logs, checkpoints and the gateway's database, all in one folder.
@@ -83,6 +84,10 @@ class Demo:
     """In place of the job's learning rate."""
     lora: bool = False
     """Train adapters, which engines load next to the first version's weights."""
+    quantization: str | None = None
+    """The rounding of the engine's weights; needs bfloat16."""
+    correction: str = "tis_token"
+    """`[algorithm] correction`."""
     port: int = field(default_factory=free_port)
     seconds: dict[str, float] = field(default_factory=dict)
     variables: ClassVar[dict[str, str]] = {}
@@ -142,6 +147,10 @@ class Demo:
         if self.lora:
             gateway[r'^launch = "vllm"$'] = 'launch = "vllm"\ntransport = "lora"'
             trainer[r"\Z"] = '\n[model.lora]\nrank = 16\nalpha = 32\n\n[publish]\ntransport = "lora"\n'
+        if self.quantization is not None:
+            gateway[r"^\[engine\]$"] = f'[engine]\nquantization = "{self.quantization}"'
+        if self.correction != "tis_token":
+            trainer[r"^\[algorithm\]$"] = f'[algorithm]\ncorrection = "{self.correction}"'
         lr = LORA_LR if self.lora and self.lr is None else self.lr
         if self.frozen or lr is not None:
             trainer[r"^lr = .*$"] = f"lr = {0.0 if self.frozen else lr}"
@@ -246,10 +255,16 @@ def main(job: Job = SUMS, description: str | None = __doc__) -> None:
     )
     parser.add_argument("--lr", type=float, help="the learning rate, in place of the demo's")
     parser.add_argument("--lora", action="store_true", help="train adapters, which engines load")
-    options = parser.parse_args()
-    demo = Demo(options.dir, options.seed, options.frozen, job, options.dtype, options.lr, options.lora)
-    (summary,) = run_demos([demo])
-    report.show(summary, options.dir, console)
+    parser.add_argument(
+        "--quantization", help="the rounding of the engine's weights, such as fp8_per_channel"
+    )
+    parser.add_argument(
+        "--correction", default="tis_token", help="of the difference between engine and trainer"
+    )
+    given = vars(parser.parse_args())
+    directory = given.pop("dir")
+    (summary,) = run_demos([Demo(directory, job=job, **given)])
+    report.show(summary, directory, console)
 
 
 if __name__ == "__main__":

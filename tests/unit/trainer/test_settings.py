@@ -19,6 +19,7 @@ from trainer.algorithms.grpo import GrpoSettings
 from trainer.cli import app
 from trainer.config.settings import Settings
 from trainer.errors import ConfigError
+from trainer.loop.agreement import warn_uncorrected
 
 MINIMAL = """
 [run]
@@ -164,3 +165,18 @@ def test_a_wrong_setting_of_the_command_line_is_named(tmp_path: Path, change: st
     assert result.exit_code == 2
     assert message in result.output
     assert change in result.output, "the file alone does not contain it"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "warned"),
+    [
+        ('type = "grpo"', False),
+        ('type = "grpo"\ncorrection = "none"', True),
+        ('type = "grpo"\ncorrection = "none"\nmask_token = [0.5, 2.0]', False),
+        ('type = "gspo"', False),
+    ],
+)
+def test_a_run_on_rounded_weights_without_correction_is_warned(algorithm: str, warned: bool) -> None:
+    settings = parse(f"[algorithm]\n{algorithm}\n")
+    assert bool(warn_uncorrected(settings, "fp8_per_channel")) is warned
+    assert not warn_uncorrected(settings, None)
