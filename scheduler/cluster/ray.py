@@ -10,12 +10,20 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import threading
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import AuthenticationError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headgate.processes.supervised import ProcessEnded
@@ -29,6 +37,7 @@ _NODE_ID = "ray.io/node-id"
 _GIB = 2**30
 _MODE, _TOKEN = "RAY_AUTH_MODE", "token"
 _KILL_S = 10.0
+_POLL_S = 0.5
 _RESPONSE_S = 60.0
 T = TypeVar("T")
 
@@ -104,7 +113,17 @@ class RayLauncher:
             raise Refused(f"[ray] address: no Ray cluster at {address!r}: {_first_line(error)}") from error
 
     async def close(self) -> None:
-        await asyncio.to_thread(ray.shutdown)
+        """Disconnect. A Ray that does not respond is left after `_KILL_S`: the end of this process ends the connection."""
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            ray.shutdown()
+            with suppress(RuntimeError):  # the loop was closed after the deadline
+                loop.call_soon_threadsafe(closed.set)
+
+        threading.Thread(target=shut_down, name="ray-shutdown", daemon=True).start()
+        with suppress(TimeoutError):
+            await _within(closed.wait(), _KILL_S)
 
     async def discover(self) -> list[DiscoveredNode]:
         rows: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
@@ -129,18 +148,38 @@ class RayLauncher:
             raise
 
     async def _placed(self, jobs: Sequence[Job]) -> PlacementGroup:
+        """Return a placement group once Ray has reserved it. Raise Unsatisfied at the deadline. A group that is not used is
+        removed."""
         bundles = [_resources(job.reserve) for job in jobs]
         nodes = [{_NODE_ID: job.placement.node.discovered.id} for job in jobs]
-        group = await asyncio.to_thread(placement_group, bundles, "PACK", bundle_label_selector=nodes)
-        wait_s = self._settings.wait_s
-        if not await asyncio.to_thread(group.wait, wait_s):
+        name = f"{self._name}: {', '.join(job.placement.name for job in jobs)}"
+        group = await asyncio.to_thread(placement_group, bundles, "PACK", name, bundle_label_selector=nodes)
+        try:
+            async with asyncio.timeout(self._settings.wait_s):
+                while not await asyncio.to_thread(group.wait, _POLL_S):
+                    pass  # each wait is short, since a thread cannot be cancelled
+            return group
+        except TimeoutError as error:
+            message = await asyncio.to_thread(self._no_room, jobs, bundles)
             await asyncio.to_thread(remove_placement_group, group)
-            wants = "; ".join(
-                f"{job.placement.name} on {job.placement.node.name}: {_described(bundle)}"
-                for job, bundle in zip(jobs, bundles, strict=True)
+            raise Unsatisfied(message) from error
+        except BaseException:
+            remove_placement_group(group)
+            raise
+
+    def _no_room(self, jobs: Sequence[Job], bundles: Sequence[dict[str, float]]) -> str:
+        """Return what jobs need, what is free on their nodes, and which placement groups hold the rest."""
+        free, groups = available_resources_per_node(), placement_group_table().values()
+        parts = []
+        for job, bundle in zip(jobs, bundles, strict=True):
+            node = job.placement.node.discovered
+            left = {name: free.get(node.id, {}).get(name, 0.0) for name in bundle}
+            holders = sorted({group["name"] or "unnamed" for group in groups if _holds(group, node.id)})
+            parts.append(
+                f"{job.placement.name} needs {_described(bundle)} on {job.placement.node.name}, where {_described(left)} is free"
+                + (f"; the rest is held by the placement groups {'; '.join(holders)}" if holders else "")
             )
-            raise Unsatisfied(f"Ray had no free resources within {wait_s:g} s for {wants}")
-        return group
+        return f"Ray had no room within {self._settings.wait_s:g} s: {'; '.join(parts)}"
 
     async def _started(self, jobs: Sequence[Job], actors: Sequence[Any], gang: Gang) -> list[Running]:
         opened = await asyncio.gather(
@@ -200,6 +239,10 @@ def _resources(reserve: Capacity) -> dict[str, float]:
     """Return a bundle. Ray accepts no empty one: a byte of memory keeps no CPU from a rank that needs the whole node."""
     bundle = {"CPU": reserve.cpus, "GPU": float(reserve.gpus), "memory": float(int(reserve.memory_gb * _GIB))}
     return {name: value for name, value in bundle.items() if value} or {"memory": 1.0}
+
+
+def _holds(group: dict[str, Any], node: str) -> bool:
+    return group["state"] == "CREATED" and node in group["bundles_to_node_id"].values()
 
 
 async def _gpus(job: Job, actor: Any) -> list[str]:

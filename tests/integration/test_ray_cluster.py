@@ -88,6 +88,31 @@ async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
         nodes.remove_all()
 
 
+@pytest.mark.long
+async def test_a_cluster_that_waits_for_resources_names_their_holder_and_ends_on_a_signal(
+    nodes: RayNodes, tiny_model: Path, tmp_path: Path
+) -> None:
+    nodes.add("only", rollout="true", zone="f")
+    text = '[[groups]]\nname = "g"\ntags = ["rollout"]\nzone = "f"\n[engine]\ncpus = 2\n'
+    folders = tmp_path / "first", tmp_path / "second"
+    for folder in folders:
+        folder.mkdir()
+    try:
+        first = on_ray(nodes, text).replace("[cluster]", '[cluster]\nname = "holder"', 1)
+        async with run_cluster(folders[0], tiny_model, first, environment(nodes)) as holder:
+            await holder.until_open("g-")
+            second = on_ray(nodes, text, 3.0)
+            async with run_cluster(folders[1], tiny_model, second, environment(nodes)) as waiting:
+                await until(
+                    lambda: "Ray had no room within 3 s" in waiting.output, "it reports the holder", UP_S
+                )
+                assert "needs 2 CPU on g-" in waiting.output
+                assert "holder: g-" in waiting.output
+                assert await waiting.stop() == 0, waiting.output
+    finally:
+        nodes.remove_all()
+
+
 async def test_a_tag_that_no_node_has_is_an_error_and_no_hang(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
