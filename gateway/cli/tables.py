@@ -28,8 +28,18 @@ def status_view(status: dict[str, Any]) -> Group:
         ),
         f"calls that wait for an engine: {status['waiting_calls']}; free places in batches: {status['free_slots']}",
     ]
+    lines += [_slow(row) for row in status["slow_episodes"]]
     lines += [f"version {bad['version']} is bad: {bad['why']}" for bad in status["bad_versions"]]
     return Group(*(Text(line) for line in lines), _engines(status["engines"]))
+
+
+def _slow(row: dict[str, Any]) -> str:
+    """Return how long an episode has run, and when it is closed."""
+    usual = f", {row['running_s'] / row['usual_s']:.1f} times as long as usual," if row["usual_s"] else ""
+    return (
+        f"episode {row['episode_id']} of group {row['group_id']} has run for {row['running_s']:.0f} s{usual} and is closed after"
+        f" {row['limit_s']:.0f} s ([episodes] total_s)"
+    )
 
 
 def _kind(key: str) -> str:

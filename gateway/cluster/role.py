@@ -20,6 +20,7 @@ from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
 from gateway.tenancy.projects import Reach
 from headgate.errors import Unavailable
+from scheduler.policies.overdue import SlowEpisode
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class Coordinator:
 
     def open_models(self) -> Sequence[str]:
         return [live.model for live in self.episodes.live()]
+
+    def slow_episodes(self, model: str) -> Sequence[SlowEpisode]:
+        return self.episodes.slow(model)
 
     def waiting(self, model: str) -> Mapping[str, int]:
         return self.episodes.waiting(model)

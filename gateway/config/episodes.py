@@ -15,8 +15,9 @@ class EpisodeSettings(Section):
 
     idle_s: Seconds = 300.0
     """Seconds without a call after which an episode is over."""
-    total_s: Seconds = 3600.0
-    """Seconds after which an episode is over, whatever it does."""
+    total_s: Seconds | None = None
+    """Seconds after which an episode is over, whatever it does. By default ten times as long as episodes of its group and its
+    model usually take, at least 10 minutes; an hour while none has ended. Set it for agents that rightly take longer."""
 
 
 class CallSettings(Section):

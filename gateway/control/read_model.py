@@ -14,6 +14,7 @@ from gateway.training_feed.batches import Batches
 from gateway.training_feed.leases import Leases
 from gateway.training_feed.ledger import StoredLedger
 from headgate.errors import NotFound
+from scheduler.policies.overdue import SlowEpisode
 
 
 @dataclass(slots=True)
@@ -46,6 +47,10 @@ class ConsoleView(Protocol):
 
     def open_models(self) -> Sequence[str]:
         """Return the model of each open episode."""
+        ...
+
+    def slow_episodes(self, model: str) -> Sequence[SlowEpisode]:
+        """Return the training episodes of a model that have used up half of their time."""
         ...
 
     def waiting(self, model: str) -> Mapping[str, int]:
@@ -86,6 +91,9 @@ class ReadModel:
         return self.trained_model(name, reach).versions
 
     def open_models(self) -> Sequence[str]:
+        return ()
+
+    def slow_episodes(self, model: str) -> Sequence[SlowEpisode]:
         return ()
 
     def waiting(self, model: str) -> Mapping[str, int]:

@@ -1,18 +1,75 @@
-"""Deadlines of groups: those whose missing members never come, and the last groups of a stuck batch.
+"""Deadlines: of episodes, of groups whose missing members never come, and of the last groups of a stuck batch.
 
-Owns the moments at which each was first seen. They are lost with the process, so the deadlines start again after a restart.
+Owns the times of ended episodes, and the moments at which each group was first seen. They are lost with the process, so the
+deadlines start again after a restart.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 from gateway.config.settings import Settings
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.training_feed.ledger import StoredLedger
+from scheduler.policies.overdue import EpisodeLimit, SlowEpisode, UsualTimes
 from scheduler.policies.staleness_events import CloseGroup, Unstick
 
 log = logging.getLogger(__name__)
+
+
+class EpisodeDeadlines:
+    """How long each open episode may be silent, and may run. Times are seconds of one monotonic clock."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._times: defaultdict[str, UsualTimes] = defaultdict(UsualTimes)
+
+    def record(self, live: OpenEpisode, now: float) -> None:
+        """Record that an episode's run ended regularly."""
+        self._times[live.model].record(live.group_id, now - live.opened_at)
+
+    def keep(self, live: Collection[OpenEpisode]) -> None:
+        """Forget the groups of which no episode is open."""
+        groups = {(one.model, one.group_id) for one in live}
+        for model, times in self._times.items():
+            times.keep({group for of, group in groups if of == model})
+
+    def missed(self, live: OpenEpisode, now: float) -> str:
+        """Return the reason for which an episode is over, or an empty string. Log the setting that allows more."""
+        if now - live.last_used_at > self._idle_s(live):
+            log.warning(
+                "episode %s is closed: no call for %g s ([episodes] idle_s)", live.id, self._idle_s(live)
+            )
+            return "idle_deadline"
+        limit, running_s = self._limit(live), now - live.opened_at
+        if running_s <= limit.limit_s:
+            return ""
+        usual = f", and such episodes usually take {limit.usual_s:.0f} s" if limit.usual_s is not None else ""
+        log.warning(
+            "episode %s is closed: it has run for %.0f s%s; for agents that rightly take longer, set [episodes] total_s",
+            *(live.id, running_s, usual),
+        )
+        return "total_deadline"
+
+    def slow(self, live: Collection[OpenEpisode], model: str, now: float) -> list[SlowEpisode]:
+        """Return a model's training episodes that have used up half of their time, the next to be closed first."""
+        found = []
+        for one in live:
+            limit, running_s = self._limit(one), now - one.opened_at
+            if one.model == model and one.mode == "train" and running_s > limit.limit_s / 2:
+                found.append(SlowEpisode(one.id, one.group_id, running_s, limit.usual_s, limit.limit_s))
+        return sorted(found, key=lambda one: one.limit_s - one.running_s)
+
+    def _limit(self, live: OpenEpisode) -> EpisodeLimit:
+        if (total := self._settings.episodes.total_s) is not None:
+            return EpisodeLimit(total, None)
+        return self._times[live.model].limit(live.group_id)
+
+    def _idle_s(self, live: OpenEpisode) -> float:
+        agent = self._settings.agents.get(live.agent) if live.opening else None
+        return (agent and agent.idle_s) or self._settings.episodes.idle_s
 
 
 class GroupDeadlines:

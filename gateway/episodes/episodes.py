@@ -20,7 +20,7 @@ from gateway.config.settings import Settings
 from gateway.episodes.admission import Admission
 from gateway.episodes.closing import Closing
 from gateway.episodes.closing_state import Outcome
-from gateway.episodes.deadlines import GroupDeadlines
+from gateway.episodes.deadlines import EpisodeDeadlines, GroupDeadlines
 from gateway.episodes.episode_rows import check_same, new_episode, new_row, stored_episode
 from gateway.episodes.open_episode import CALLS, OpenEpisode, closed, crashed, graded
 from gateway.episodes.worth import RewardOutcome, reward_outcome
@@ -37,6 +37,7 @@ from gateway.trajectories.recorder import Recorder
 from headgate.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
 from headgate.keys import key_hash, split_attempt
 from headgate.types import EpisodeOpened, EpisodeRequest
+from scheduler.policies.overdue import SlowEpisode
 from scheduler.policies.staleness_events import Join
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class Episodes(LedgerListener):
         self._admission = Admission(database, ledgers, engine_version)
         self._peers = peers or NoPeers()
         self._closing = Closing(database, ledgers, recorders, grading, self._peers, settings.rewards)
-        self._deadlines = GroupDeadlines(settings, ledgers)
+        self._deadlines = EpisodeDeadlines(settings)
+        self._group_deadlines = GroupDeadlines(settings, ledgers)
         self._quota = EpisodeQuota(settings)
         self._live: dict[str, OpenEpisode] = {}
         self._by_key: dict[str, OpenEpisode] = {}
@@ -104,6 +106,10 @@ class Episodes(LedgerListener):
     def live(self) -> list[OpenEpisode]:
         """Every open episode."""
         return list(self._live.values())
+
+    def slow(self, model: str) -> list[SlowEpisode]:
+        """Return a model's training episodes that have used up half of their time."""
+        return self._deadlines.slow(self._live.values(), model, time.monotonic())
 
     @property
     def open_count(self) -> int:
@@ -285,27 +291,22 @@ class Episodes(LedgerListener):
 
     async def sweep(self) -> None:
         """End what missed its deadline: idle or endless episodes, groups whose members never came, batches that are stuck."""
-        limits, now = self._settings.episodes, time.monotonic()
+        now = time.monotonic()
         for live in list(self._live.values()):
             if live.calls:
                 live.touch()
-            idle, total = now - live.last_used_at > self._idle_s(live), now - live.opened_at > limits.total_s
-            if (idle or total) and live.id in self._live:
-                await self._overrun(live, "idle_deadline" if idle else "total_deadline")
+            if live.id in self._live and (reason := self._deadlines.missed(live, now)):
+                await self._overrun(live, reason)
+        self._deadlines.keep(self._live.values())
         unfinished = [*self._live.values(), *self._closing.unclosed.values()]
         running = {(live.model, live.group_id) for live in unfinished if live.mode == "train"}
-        await self._deadlines.sweep(now, running)
-
-    def _idle_s(self, live: OpenEpisode) -> float:
-        agent = self._settings.agents.get(live.agent) if live.opening else None
-        return (agent and agent.idle_s) or self._settings.episodes.idle_s
+        await self._group_deadlines.sweep(now, running)
 
     async def _overrun(self, live: OpenEpisode, reason: str) -> None:
         """End an episode whose deadline has passed. For one that a call opened, silence is the regular end."""
         if live.opening and reason == "idle_deadline" and (self._closing.grades(live) or live.has_reward):
             await self._finish(live)
             return
-        log.warning("episode %s is closed: %s", live.id, reason)
         await self._end(live, Outcome(reason, {}))
 
     def _check_reward(self, reward: float, total: float) -> None:
@@ -378,6 +379,8 @@ class Episodes(LedgerListener):
     async def _end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
         """End an open episode; without an outcome, it is graded."""
         self._database.check()  # check before the episode is forgotten
+        if outcome is None or outcome.reward is not None:
+            self._deadlines.record(live, time.monotonic())
         self._forget(live)
         await self._closing.end(live, outcome)
 

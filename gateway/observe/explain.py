@@ -30,7 +30,7 @@ _BECAUSE = {
     "truncated": 'its batch waited for it for too long, and is trained without it ([staleness] on_stuck = "truncate")',
     "members_missing": "the rest of the group's episodes was not opened in time",
     "idle_deadline": "no request of it arrived for too long ([episodes] idle_s)",
-    "total_deadline": "it ran for too long ([episodes] total_s)",
+    "total_deadline": "it ran far longer than such episodes usually do ([episodes] total_s allows more)",
     "grading_failed": "its reward could not be computed",
     "agent_failed": "its agent ended without a reward",
     "tool_failed": "a tool of its agent was down",

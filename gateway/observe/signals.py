@@ -144,6 +144,11 @@ SIGNALS = (
         "lower [optimizer] lr; look at the rewards", figures=("skipped_steps",),
     ),
     Signal(
+        "slow_episodes", "Running episodes that have used up half of their time", "count", 0, 8,
+        "one that never ends holds its batch: gateway status names them; [episodes] total_s is their time",
+        "now", "nothing runs here",
+    ),
+    Signal(
         "engine_failures", "Times that an engine was quarantined or died", "count", 0, 2,
         "the engine's log ([engine] log); scheduler replay shows why each restart was decided", "so far", "no engine is known",
     ),
@@ -159,12 +164,13 @@ def judge(
     faulty: int,
     failures: int,
     groups: Mapping[str, int],
+    slow: int,
 ) -> list[dict[str, Any]]:
     """Return every signal with its value.
 
     `reasons`: ended episodes by reason; `calls`: recent calls, of which `truncated` were cut; `faulty`: replies with faulty tool
     calls; `failures`: of engines; `groups`: recent groups that ended, by the reason for which they were dropped, empty
-    for the others.
+    for the others; `slow`: running episodes that have used up half of their time.
     """
     ended = counted(reasons).total()
     lost = failed(reasons)
@@ -179,6 +185,7 @@ def judge(
         "untrainable_groups": groups.get(NOTHING_TO_TRAIN, 0) / sum(groups.values()) if groups else None,
         "unparsed_tool_calls": float(faulty),
         "engine_failures": float(failures),
+        "slow_episodes": float(slow),
     }
     completed = StepFigures({**steps.newest, **_derived(steps)}, steps.trained)
     links = {name: _commonest(own) for name, own in of_reasons.items()}

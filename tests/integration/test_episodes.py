@@ -117,14 +117,16 @@ async def test_an_idle_episode_frees_its_slot_and_one_that_is_calling_does_not(
 async def test_an_episode_that_never_ends_is_ended_and_so_is_its_call(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    values = settings_for(tiny_model, tmp_path, episodes={"total_s": HOUR_S})
-    async with run_gateway(values) as gateway:
+    async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         await hold_after(gateway, 0)
         for stream in (False, True):
             episode, headers = await gateway.open(f"endless-{stream}")
             call = asyncio.create_task(gateway.chat(headers, stream=stream), name="call")
             await arrived(gateway, 1)
-            gateway.services.episodes._live[episode].opened_at -= 2 * HOUR_S
+            gateway.services.episodes._live[episode].opened_at -= 0.6 * HOUR_S
+            slow = (await gateway.admin.status())["slow_episodes"]
+            assert [row["episode_id"] for row in slow] == [episode], "it is announced"
+            gateway.services.episodes._live[episode].opened_at -= HOUR_S
             response = await call
 
             async def ended(episode: str = episode) -> bool:
@@ -144,7 +146,7 @@ async def test_a_group_whose_last_members_never_come_is_closed(tiny_model: Path,
         episode, headers = await gateway.open("task", group_id="g", group_size=2)
         await gateway.chat(headers, max_tokens=2)
         await gateway.admin.reward(episode, 1.0)
-        overdue = gateway.services.episodes._deadlines
+        overdue = gateway.services.episodes._group_deadlines
         await until(lambda: overdue._lonely != {}, "it is seen that none of its members runs")
         overdue._lonely = {key: since - 2 * HOUR_S for key, since in overdue._lonely.items()}
         lease = await gateway.admin.lease("trainer")

@@ -74,7 +74,7 @@ async def test_a_lonely_group_is_closed_whatever_runs_elsewhere_under_its_name(
         engines[model].faults = Faults(stall=True)
         other, headers = await gateway.open("task", model=model, mode=mode, group_id="g", group_size=2)
         call = asyncio.create_task(gateway.chat(headers, model=model))
-        deadlines = gateway.services.episodes._deadlines
+        deadlines = gateway.services.episodes._group_deadlines
         await until(lambda: ("actor", "g") in deadlines._lonely, "the group is lonely")
         deadlines._lonely["actor", "g"] -= 2 * HOUR_S
         lease = await gateway.admin.lease("trainer", model="actor")

@@ -96,11 +96,12 @@ async def health(access: Admin, model: OfModel = None, run: OfRun = None) -> dic
     `run`: the trainer's run whose steps are judged; the newest, if none is named. `at` is now, of a recorded run its last event.
     """
     name = await model_in_reach(access, model)
-    judged = await access.gateway.database.read(lambda c: _judged(c, name, run))
+    slow = len(access.gateway.view.slow_episodes(name))
+    judged = await access.gateway.database.read(lambda c: _judged(c, name, run, slow))
     return {"model": name, "at": await _now(access), "signals": judged}
 
 
-def _judged(connection: Connection, model: str, run: str | None) -> list[dict[str, Any]]:
+def _judged(connection: Connection, model: str, run: str | None, slow: int) -> list[dict[str, Any]]:
     wanted = EpisodeFilter(model=model, mode="train")
     newest = episode_pages.list_episodes(connection, wanted, _LOOKED_AT)
     calls = episode_pages.calls_of(connection, [row["id"] for row in newest]).values()
@@ -112,6 +113,7 @@ def _judged(connection: Connection, model: str, run: str | None) -> list[dict[st
         history.faulty_calls(connection, model),
         sum(e.kind in _FAILURES for e in history.machine_events(connection, ["engine"], (model,))),
         decisions.ended_groups(connection, model, _DECISIONS),
+        slow,
     )
 
 

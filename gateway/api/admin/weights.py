@@ -17,6 +17,8 @@ from gateway.store import episodes as statements
 from headgate.errors import BadRequest, Unprocessable
 
 router = admin_router("Weights")
+_SLOW = 8
+"""The slow episodes that the status names, the next to be closed first."""
 
 
 class PublishBody(BaseModel):
@@ -85,6 +87,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "engines": [engine for pool in pools for engine in pool.describe()],
         "waiting_calls": sum(pool.waiting for pool in pools),
         "open_episodes": sum(map(reach.has, gateway.view.open_models())),
+        "slow_episodes": [asdict(slow) for slow in gateway.view.slow_episodes(found.name)[:_SLOW]],
         "lengths": gateway.lengths.describe(found.name) if gateway.lengths is not None else None,
         "updates": found.versions.updates,
         "streams_across_updates": found.versions.streams_across_updates,

@@ -9,7 +9,7 @@ from trainer.loop.episode_counts import FailedEpisodes
 
 
 def signals(steps: StepFigures, **reasons: int) -> dict[str, dict[str, Any]]:
-    return {signal["name"]: signal for signal in judge(steps, reasons, 10, 1, 0, 0, {})}
+    return {signal["name"]: signal for signal in judge(steps, reasons, 10, 1, 0, 0, {}, 0)}
 
 
 def test_a_figure_is_of_the_newest_step_that_has_it_and_names_that_step() -> None:
