@@ -161,9 +161,6 @@ report-staleness: setup engine #: the demo with five bounds on staleness; makes 
 report-lending: setup engine #: the gain of lending a training node: three topologies on two cores
 	$(BIN)/python -m examples.lending.run $(ARGS)
 
-report-simulation: setup #: every policy on the simulator's frozen grid, three seeds each
-	$(BIN)/python -m lab.simulate.report $(ARGS)
-
 report-models: setup #: docs/topics/models-matrix.md: the families of models that the trainer accepts (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.families --out docs/topics/models-matrix.md
 

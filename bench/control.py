@@ -49,8 +49,6 @@ _MODEL = "model"
 _PROMPT, _SAMPLED = 2000, 3000
 _CACHED = 1500
 """Tokens of a later call that its episode's engine has."""
-_LATE_CALL_WEIGHT = 64.0
-"""The default of `[routing] late_call_weight`."""
 _FILL = 1000
 """Calls that arrive together while the program is filled."""
 
@@ -208,8 +206,7 @@ class Load:
 
 def built(plan: Plan) -> ControlProgram:
     """Return the program of one model."""
-    placement = {"rule": plan.rule, "late_call_weight": _LATE_CALL_WEIGHT if plan.rule == "gain" else 1.0}
-    return ControlProgram({"models": {_MODEL: {"placement": placement}}})
+    return ControlProgram({"models": {_MODEL: {"placement": {"rule": plan.rule}}}})
 
 
 class Replayed:

@@ -1,4 +1,4 @@
-"""Research: rules and policies of other systems, and the simulator that compares them.
+"""Research: the simulator, and the notes with measurements.
 
 Not in the wheel; no package of the product imports it.
 """

@@ -9,13 +9,10 @@ from pydantic import Field, model_validator
 
 from gateway.config.base import Name
 from headgate.configuration import Section
-from scheduler.policies.migration import MigrationSettings
 from scheduler.policies.placement import Choice, Rule
-from scheduler.policies.sync import SyncSettings
 from scheduler.policies.throughput import EngineModel
 
-_CHOICE, _PULLS, _MOVES, _ENGINE = Choice(), SyncSettings(), MigrationSettings(), EngineModel()
-"""The defaults, which the simulator has too."""
+_ENGINE = EngineModel()
 
 
 class ControlSettings(Section):
@@ -50,38 +47,16 @@ class EnginePrior(Section):
 class RoutingSettings(Section):
     """`[routing]`: where calls go, when engines pull weights, which calls move (docs/topics/scheduler.md, Where a call goes)."""
 
-    rule: Rule = _CHOICE.rule
+    rule: Rule = Choice().rule
     """`cached`: a call goes to the engine that has its prefix cached, if that outweighs the load there.
     `gain`: it goes to the engine where it adds most tokens a second."""
-    min_gain_share: float = Field(_CHOICE.min_gain_share, ge=0, lt=1)
-    """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
-    late_call_weight: float = Field(_CHOICE.late_call_weight, ge=1, le=1e6)
-    """With `gain`: the factor by which a call weighs more for each version that its `min_version` is older than the newest."""
     group_version: Literal["newest", "engine"] = "newest"
     """The `min_version` of a group that starts, from which its staleness is counted: the `newest` version, or that of the
     `engine` that would sample it, so that engines which lag get new groups (with `[update] order = "pull"`)."""
-    running_below: int = Field(_PULLS.running_below, ge=1, le=65_536)
-    """With `[update] order = "pull"`: an engine with fewer calls than these is under-used, and pulls."""
-    rate_below: float = Field(_PULLS.rate_below, ge=0, le=1)
-    """With `[update] order = "pull"`: an engine that samples less than this share of the engines' average is under-used, too."""
-    pull_at_once: float = Field(_PULLS.at_once, ge=0, le=1)
-    """The share of the engines that may pull together; one always may."""
     migrate: bool | None = None
     """Calls move out of engines with long queues, and from fast engines to slow ones. If it is not given: with `[update] order =
     "pull"`, where stragglers would otherwise keep an engine from ever pulling."""
-    waiting_above: int = Field(_MOVES.waiting_above, ge=0, le=65_536)
-    """The number of calls that may wait in an engine's own queue before some move."""
-    gap_above: float = Field(_MOVES.gap_above, ge=1, le=1000)
-    """Calls begin to move once the fastest engine samples this many times more than the slowest."""
-    gap_until: float = Field(_MOVES.gap_until, ge=1, le=1000)
-    """Calls move until that factor is below this."""
     engine_prior: EnginePrior = EnginePrior()
-
-    @model_validator(mode="after")
-    def _gap_closes(self) -> Self:
-        if self.gap_until > self.gap_above:
-            raise ValueError("gap_until must not exceed gap_above: calls would move back and forth")
-        return self
 
 
 class NodeSettings(Section):

@@ -32,21 +32,10 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
 
 
 def placement_settings(settings: Settings) -> dict[str, Any]:
-    """Return the control program's settings for routing."""
+    """Return the control program's settings for routing; what they leave out has the program's defaults."""
     routing, pulls = settings.routing, settings.update.order == "pull"
-    names = ("rule", "min_gain_share", "late_call_weight")
     return {
-        **{name: getattr(routing, name) for name in names},
+        "rule": routing.rule,
         "engine": routing.engine_prior.model_dump(),
-        "sync": {
-            "running_below": routing.running_below,
-            "rate_below": routing.rate_below,
-            "at_once": routing.pull_at_once,
-        },
-        "migration": {
-            "on": pulls if routing.migrate is None else routing.migrate,
-            "waiting_above": routing.waiting_above,
-            "gap_above": routing.gap_above,
-            "gap_until": routing.gap_until,
-        },
+        "migration": {"on": pulls if routing.migrate is None else routing.migrate},
     }

@@ -12,21 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.simulate.errors import ScenarioError, SimulationError
-from lab.simulate.registry import POLICIES
 from lab.simulate.scenario import Scenario
-from lab.simulate.study import Outcome, run
+from lab.simulate.study import POLICIES, Estimate, estimates
 
 _COLUMNS = {
     "tokens_per_s": ("trained tokens/s", "{:,.0f}"),
-    "bounded_tokens_per_s": ("of them within eta", "{:,.0f}"),
-    "ub_fraction": ("of the bound", "{:.2f}"),
     "idle_share": ("idle", "{:.1%}"),
     "rollout_share": ("rollout", "{:.1%}"),
     "train_share": ("train", "{:.1%}"),
     "switching_share": ("switching", "{:.1%}"),
-    "useful_share": ("useful", "{:.1%}"),
     "staleness_mean": ("staleness, mean", "{:.2f}"),
-    "staleness_max": ("of groups, most", "{:.0f}"),
     "wasted_share": ("wasted", "{:.1%}"),
     "seconds_per_batch": ("s/batch", "{:,.1f}"),
 }
@@ -49,22 +44,20 @@ def main(
         scenario = Scenario.load(path, engine_gpus)
         if unknown := [name for name in policy or () if name not in POLICIES]:
             raise ScenarioError(f"no policy {unknown[0]!r}; there are: {', '.join(POLICIES)}")
-        chosen = {name: POLICIES[name] for name in policy or POLICIES}
-        outcomes = run(scenario, chosen, range(seeds), lambda what: typer.echo(what, err=True))
+        found = {name: estimates(scenario, name, range(seeds)) for name in policy or POLICIES}
     except SimulationError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    _show(scenario, outcomes, seeds)
-    summary = {
-        "simulated": True,
-        "scenario": scenario.name,
-        "engine_gpus": scenario.engine_gpus,
-        "policies": [outcome.to_json() for outcome in outcomes],
+    _show(scenario, found, seeds)
+    figures = {
+        name: {figure: estimate.to_json() for figure, estimate in estimates_of.items()}
+        for name, estimates_of in found.items()
     }
-    typer.echo(json.dumps(summary))
+    summary = {"simulated": True, "scenario": scenario.name, "engine_gpus": scenario.engine_gpus}
+    typer.echo(json.dumps({**summary, "seeds": seeds, "policies": figures}))
 
 
-def _show(scenario: Scenario, outcomes: list[Outcome], seeds: int) -> None:
+def _show(scenario: Scenario, found: dict[str, dict[str, Estimate]], seeds: int) -> None:
     title = (
         f"Simulated: {scenario.name}, {scenario.gpus} {scenario.gpu}, {scenario.model}, "
         f"engines of {scenario.engine_gpus}, {scenario.train_gpus} GPUs train where that is separate; {seeds} seeds, ± is 95 %"
@@ -74,16 +67,13 @@ def _show(scenario: Scenario, outcomes: list[Outcome], seeds: int) -> None:
     table.add_column("policy")
     for heading, _ in _COLUMNS.values():
         table.add_column(heading, justify="right")
-    for outcome in outcomes:
-        table.add_row(
-            outcome.policy, *(_cell(outcome, figure, form) for figure, (_, form) in _COLUMNS.items())
-        )
+    for name, figures in found.items():
+        table.add_row(name, *(_cell(figures[figure], form) for figure, (_, form) in _COLUMNS.items()))
     console.print(table)
 
 
-def _cell(outcome: Outcome, figure: str, form: str) -> str:
-    found = outcome.estimate(figure)
-    return form.format(found.mean) + (f" ± {form.format(found.half)}" if found.half else "")
+def _cell(estimate: Estimate, form: str) -> str:
+    return form.format(estimate.mean) + (f" ± {form.format(estimate.half)}" if estimate.half else "")
 
 
 if __name__ == "__main__":

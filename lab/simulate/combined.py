@@ -8,32 +8,27 @@ Nothing is decided here. A `ControlProgram` receives the world's events as from 
 - nodes that train are lent to rollout while the trainer waits (`lending`);
 - the trainer takes groups as they finish once it has its nodes, as `trainer/loop/run.py` does.
 
-The program receives only what a gateway can know: lengths are predicted by `foresight.py`, an engine's coefficients are those
-that a fit would find, and engines are observed once a second.
+The program has the gateway's default settings and receives only what a gateway can know: an engine's coefficients are those that
+a fit would find, and engines are observed once a second.
 
 Owns what the program was notified of and has not seen the end of: calls, steps that take time, and the trainer's claim of its
-nodes. Knobs: `Knobs`.
+nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 from lab.simulate.entities import Host, Layout, Sample
 from lab.simulate.errors import SimulationError
-from lab.simulate.foresight import Foresight
 from lab.simulate.hosting import Hosting
 from lab.simulate.scenario import Scenario
-from lab.simulate.world import World
-from scheduler.policies.migration import MigrationSettings
-from scheduler.policies.placement import Choice
+from lab.simulate.world import Policy, World
 from scheduler.policies.staleflow import StaleFlow
-from scheduler.policies.staleness_base import StalenessRule
-from scheduler.policies.staleness_state import LedgerSettings
-from scheduler.policies.sync import SyncSettings
 from scheduler.program.calls import (
     Arrived,
     CallDeparted,
@@ -59,42 +54,25 @@ _AWAITED = {"load": "open", "launch": "open", "wake": "open", "sleep": "asleep",
 """The state of an engine after a step that takes time."""
 
 
-_CHOICE, _PULLS, _MOVES = Choice(), SyncSettings(), MigrationSettings()
-
-
-@dataclass(frozen=True, slots=True)
-class Knobs:
-    """The settings of a gateway that the simulation varies; the defaults are the gateway's own."""
-
-    min_gain_share: float = _CHOICE.min_gain_share
-    late_call_weight: float = _CHOICE.late_call_weight
-    running_below: int = _PULLS.running_below
-    rate_below: float = _PULLS.rate_below
-    pull_at_once: float = _PULLS.at_once
-    migrate: bool = _MOVES.on
-    moves: int = _MOVES.per_engine
-    """The most calls that move in a second, for each engine."""
-    lend: bool = True
-    recall_ahead_share: float = 1.0
-    """`[lending] recall_ahead_share`."""
-    admit: Literal["newest", "engine"] = "newest"
-    """The version of a group that starts (`[routing] group_version`)."""
-    share: float = 0.0
-    """The share of GPUs that train and are lent; 0 for the scenario's."""
-
-
-class Combined:
+class Combined(Policy):
     """headgate's own policy: the gateway's control program in simulated time."""
 
     name = "combined"
     stream = 64
-    recompute = False
     ticks = True
 
-    def __init__(self, recording: Path | None = None, knobs: Knobs | None = None) -> None:
-        """Prepare a policy for one run. `recording`: a file that `scheduler replay` accepts; `close` ends it."""
-        self._path, self._knobs = recording, knobs or Knobs()
-        self._foresight = Foresight()
+    def __init__(
+        self,
+        recording: Path | None = None,
+        placement: Mapping[str, Any] = MappingProxyType({}),
+        lending: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Prepare a policy for one run.
+
+        `recording`: a file that `scheduler replay` accepts; `close` ends it. `placement`, `lending`: settings of the program that
+        are not its defaults.
+        """
+        self._path, self._given = recording, (placement, lending)
         self._calls: dict[str, Sample] = {}
         """Calls that run or wait, by name."""
         self._targets: dict[str, str] = {}
@@ -111,18 +89,15 @@ class Combined:
     def layout(self, scenario: Scenario) -> Layout:
         """Return the split of the GPUs: the nodes that train have both tags."""
         train = self.train_gpus(scenario)
-        if not self._knobs.lend:
-            return Layout(rollout=scenario.gpus - train, train=train)
         return Layout(rollout=scenario.gpus - train, train=0, both=train)
 
     def train_gpus(self, scenario: Scenario) -> int:
-        """Return the GPUs that train: the scenario's, unless a setting overrides it."""
-        size = scenario.engine_gpus
-        return round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
+        """Return the number of GPUs that train."""
+        return scenario.train_gpus
 
-    def rule(self, scenario: Scenario) -> StalenessRule:
-        """Build the program, and return StaleFlow's ledger."""
-        self._hosting = Hosting(self._settings(scenario), self._path)
+    def rule(self, scenario: Scenario) -> StaleFlow:
+        """Build the program, and return the ledger."""
+        self._hosting = Hosting(self.settings(scenario), self._path)
         program = self._hosting.program
         self._fleet, self._update = program.fleets[MODEL], program.updates[MODEL]
         self._placement, self._lending = program.placements[MODEL], program.lending
@@ -132,31 +107,17 @@ class Combined:
         self._hosting.want(self._placement.moves)
         self._hosting.observe(self._lending.roles, self._on_roles)
         self._hosting.start()
-        return StaleFlow(LedgerSettings(scenario.eta, scenario.batch, min_members=1))
+        return super().rule(scenario)
 
-    def _settings(self, scenario: Scenario) -> dict[str, Any]:
-        knobs, engine = self._knobs, scenario.engine
-        placement = {
-            "rule": _CHOICE.rule,
-            "min_gain_share": knobs.min_gain_share,
-            "late_call_weight": knobs.late_call_weight,
-            "engine": asdict(engine.model),
-            "sync": {
-                "running_below": knobs.running_below,
-                "rate_below": knobs.rate_below,
-                "at_once": knobs.pull_at_once,
-            },
-            "migration": {
-                "on": knobs.migrate,
-                "per_engine": knobs.moves,
-            },
-        }
+    def settings(self, scenario: Scenario) -> dict[str, Any]:
+        """Return the program's settings: its defaults, the engines' speed, and what was given."""
+        placement, lending = self._given
         model = {
             "update": {"order": "pull", "mode": "abort"},
-            "placement": placement,
+            "placement": {"engine": asdict(scenario.engine.model), **placement},
             "ledger": {},
         }
-        return {"models": {MODEL: model}, "lending": {"recall_ahead_share": knobs.recall_ahead_share}}
+        return {"models": {MODEL: model}, "lending": dict(lending)}
 
     def close(self) -> None:
         """End the recording."""
@@ -169,18 +130,9 @@ class Combined:
         if not self._hosts:
             self._begin(world)
         samples: list[Sample] = []
-        while world.room() and (group := world.start_group(self._admitting(world))):
+        while world.room() and (group := world.start_group()):
             samples += group.samples
-            if self._knobs.admit == "engine":  # the next group sees where this one went
-                self.on_homeless(world, samples)
-                samples = []
         self.on_homeless(world, samples)
-
-    def _admitting(self, world: World) -> int | None:
-        """Return the version of the engine that would sample a new group's call; None: the group gets the newest."""
-        if self._knobs.admit == "newest":
-            return None
-        return self._placement.admitting(max(world.rule.next_batch - world.scenario.eta, 0))
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
         """Report new calls, and those that an engine gave back."""
@@ -190,15 +142,13 @@ class Combined:
         self._do_all(world)
 
     def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
-        """Report calls that ended, and learn their lengths."""
+        """Report calls that ended."""
         left = []
         for sample, turn, context in calls:
             name = f"{sample.name}/{turn}"
             if self._calls.pop(name, None) is not None:
                 left.append(CallDeparted(name, context))
                 self._targets.pop(name, None)
-                if sample.at > turn:
-                    self._foresight.learn(sample.turns[turn].sampled)
         if left:
             self._hosting.inject(self._placement.demand, Demand(left=tuple(left)))
         self._do_all(world)
@@ -227,8 +177,8 @@ class Combined:
         transfers = world.transfers
         batch = [world.groups[name] for name in world.rule.entries(world.rule.next_batch)]
         samples = [sample for group in batch for sample in group.samples if not sample.dropped]
-        tokens = sum(world.scenario.trained(sample.context) for sample in samples)
-        busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, world.recompute)
+        tokens = sum(sample.context for sample in samples)
+        busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus)
         world.publish(transfers.push_s, delay_s=transfers.delay_s)
         self._claims = False
         self._fill(world)
@@ -240,9 +190,6 @@ class Combined:
         """Handle a published version."""
         self._hosting.inject(self._update.published, Published(version))
         self._do_all(world)
-
-    def on_idle(self, world: World, host: Host) -> None:
-        """Do nothing: `on_second` reports it."""
 
     def on_second(self, world: World) -> None:
         """Report the engines and how full the batch is, and renew the trainer's claim."""
@@ -283,13 +230,11 @@ class Combined:
     def _arrived(self, world: World, sample: Sample) -> Arrived:
         name = f"{sample.name}/{sample.at}"
         self._calls[name] = sample
-        expected = self._foresight.expect(sample.predicted)
         last = world.last_host(sample)
         return Arrived(
             name,
             sample.group.version,
             sample.call.context,
-            expected=max(expected - sample.call.done, 1) if expected else 0,
             cached_in=last.name if last else "",
             cached=sample.call.prompt - sample.turns[sample.at].prompt if last else 0,
             preferred=self._targets.pop(name, ""),

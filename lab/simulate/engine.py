@@ -10,8 +10,7 @@ and the step that is underway at any moment is the root of a quadratic. Owns its
 steps that is the present or the next one. Invariants:
 - every change of the engine takes effect at a boundary: a step that has begun ends, as in vLLM;
 - the cache never holds more than `capacity` tokens after a step, unless one call alone needs more;
-- a call that is admitted has its missing tokens prefilled first; the others wait for that, but for the share `overlap`, which
-  goes by in their steps (chunked prefill);
+- a call that is admitted has its missing tokens prefilled first, and the others wait for that;
 - a call is admitted if all running ones could then sample `HEADROOM` tokens each; alone in an engine it is always admitted;
 - when the next step would not fit, the call that was admitted last goes back to the head of the queue, its cache lost (vLLM's
   preemption by recomputation).
@@ -39,27 +38,6 @@ def span_s(model: EngineModel, steps: int, n: int, kv: int) -> float:
     return steps * flat + model.s_per_kv_token * (steps * kv + n * steps * (steps - 1) / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class PaperModel(EngineModel):
-    """The coefficients, also by the paper's names, by which the frozen baselines read them."""
-
-    @property
-    def k1(self) -> float:
-        return self.s_per_kv_token
-
-    @property
-    def k2(self) -> float:
-        return self.s_per_batch
-
-    @property
-    def k3(self) -> float:
-        return self.s_per_call
-
-    @property
-    def k4(self) -> float:
-        return self.s_per_step
-
-
 @dataclass(slots=True, eq=False)
 class Call:
     """One request for tokens; `done` of `want` are sampled, not counting those of the present stay in an engine."""
@@ -83,15 +61,13 @@ class Call:
 class EngineCosts:
     """The capacity of an engine, and the time of its steps."""
 
-    model: PaperModel
+    model: EngineModel
     prefill_s: float
     """Seconds for each token of a prompt."""
     capacity: int
     """Tokens in the cache."""
     slots: int
     """The most calls that run concurrently."""
-    overlap: float = 0.0
-    """The share of a prefill's time that goes by in the steps of calls that run, from 0 to 1."""
 
 
 class Engine:
@@ -104,8 +80,6 @@ class Engine:
         self.kv = 0
         self.prefilled = 0
         """Tokens that were ever prefilled."""
-        self.preempted = 0
-        """Calls that ever lost their cache to others."""
         self.waiting: deque[Call] = deque()
         self._running: dict[Call, None] = {}
         self._ends: list[tuple[int, int, Call]] = []
@@ -249,7 +223,6 @@ class Engine:
         call = next(reversed(self._running))
         self._leave(call)
         call.cached = 0
-        self.preempted += 1
         self.waiting.appendleft(call)
 
     def _fill(self) -> None:
@@ -262,7 +235,7 @@ class Engine:
                 return
             self.waiting.popleft()
             uncached = max(call.context - call.cached, 0)
-            self.at += uncached * costs.prefill_s * (1 - costs.overlap if n else 1)
+            self.at += uncached * costs.prefill_s
             self.prefilled += uncached
             call.start, call.cached = self.steps, 0
             self.kv += call.context

@@ -41,8 +41,6 @@ class Host:
     version: int = 0
     kept: list[Sample] = field(default_factory=list)
     """Samples that go on here once it is open."""
-    idle: dict[str, int] = field(default_factory=dict)
-    """Tokens that it has in its cache of conversations whose tool works, by sample, the oldest first."""
     serial: int = 0
 
 
@@ -79,11 +77,6 @@ class Sample:
         """Sampled tokens, without those of its present stay."""
         return sum(n for _, n in self.spans)
 
-    @property
-    def predicted(self) -> float:
-        """The ranker's estimate of its task's difficulty: 0.5 is the median, 1 the hardest."""
-        return self.group.predicted
-
 
 @dataclass(slots=True, eq=False)
 class Group:
@@ -91,7 +84,6 @@ class Group:
 
     name: str
     version: int
-    predicted: float
     samples: list[Sample] = field(default_factory=list)
     cached_at: set[tuple[int, int]] = field(default_factory=set)
     """Engines and their versions that have its prompt in their cache."""

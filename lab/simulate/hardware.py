@@ -15,8 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lab.simulate.engine import EngineCosts, PaperModel
+from lab.simulate.engine import EngineCosts
 from lab.simulate.errors import ScenarioError
+from scheduler.policies.throughput import EngineModel
 
 COEFFICIENTS = Path(__file__).with_name("coefficients.toml")
 _BYTES = 2
@@ -35,37 +36,30 @@ class TrainerCosts:
 
     token_s: float
     """GPU seconds for each trained token."""
-    recompute_s: float
-    """GPU seconds for each token whose log-probability is computed once more."""
     step_s: float
     """Seconds for each batch."""
     spread: float
     """The share that is lost with each doubling of the GPUs."""
 
-    def seconds(self, tokens: float, gpus: int, recompute: bool) -> float:
+    def seconds(self, tokens: float, gpus: int) -> float:
         """Return the seconds to train tokens on a number of GPUs, without the step at the end."""
-        each = self.token_s + (self.recompute_s if recompute else 0.0)
-        return tokens * each * (1 + self.spread * math.log2(gpus)) / gpus
+        return tokens * self.token_s * (1 + self.spread * math.log2(gpus)) / gpus
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCosts:
     """The seconds of weight transfers, and of a node's change of role."""
 
-    collective_s: float
-    """Seconds from the trainer into all engines; both pause for them."""
     push_s: float
-    """The trainer's part where engines fetch for themselves (a parameter server in their hosts' memory)."""
+    """The trainer's part: into the memory of the engines' hosts, from where engines fetch for themselves."""
+    delay_s: float
+    """Seconds from the end of a step until engines' hosts have its version, while neither waits."""
     pull_s: float
-    """An engine's part of that."""
-    overlapped_s: float
-    """Seconds from the trainer to the engines while neither waits."""
+    """An engine's part."""
     to_train_s: float
     """A node with engines becomes the trainer's: weights and cache are dropped, the trainer's state is loaded."""
     to_rollout_s: float
     """Seconds back to rollout: the trainer's state is offloaded, the new weights are loaded."""
-    delay_s: float = 0.0
-    """Seconds from the end of a step until engines' hosts have its version, while neither waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ def engine_costs(model: str, gpu: str, gpus: int, slots: int = 0) -> EngineCosts
         raise ScenarioError(f"model {model} leaves no room for a cache on {gpus} {gpu}")
     exchange = fixed["exchange_s"] * shape["layers"] if gpus > 1 else 0.0
     return EngineCosts(
-        PaperModel(
+        EngineModel(
             s_per_kv_token=a_token / bandwidth,
             s_per_batch=weights / bandwidth,
             s_per_call=2 * shape["parameters"] / (flops * share["decode_flops"]),
@@ -131,7 +125,6 @@ def trainer_costs(model: str, gpu: str) -> TrainerCosts:
     a_flop = shape["parameters"] / (card["flops"] * coefficients()["efficiency"]["train_flops"])
     return TrainerCosts(
         token_s=train["flops_per_token"] * a_flop,
-        recompute_s=train["recompute"] * a_flop,
         step_s=train["step_s"],
         spread=train["spread"],
     )
@@ -142,40 +135,30 @@ AT_ONCE = 4
 
 
 def measured_costs(
-    measured: MeasuredTransfers, model: str, gpus_per_engine: int, engines: int, train_gpus: int, sites: int
+    measured: MeasuredTransfers, model: str, gpus_per_engine: int, engines: int, train_gpus: int
 ) -> TransferCosts:
     """Return transfer costs by measurements of the code, unless the links are slower."""
     weights = _BYTES * _kind("model", model)["parameters"]
-    link, costs = coefficients()["link"], transfer_costs(model, gpus_per_engine, train_gpus, sites)
+    link, costs = coefficients()["link"], transfer_costs(model, gpus_per_engine, train_gpus)
     send = weights * max(measured.send, 1 / link["fabric"]) * math.ceil(engines / AT_ONCE)
-    across = weights / link["wan"] if sites > 1 else 0.0
-    delay = weights * (measured.write + measured.check) + send + across
-    pull = measured.fixed_s + weights * max(measured.swap, 1 / (gpus_per_engine * link["pcie"]))
     return replace(
         costs,
-        collective_s=delay + pull,
         push_s=weights * max(measured.copy, 1 / (train_gpus * link["pcie"])),
-        pull_s=pull,
-        overlapped_s=delay,
-        delay_s=delay,
+        delay_s=weights * (measured.write + measured.check) + send,
+        pull_s=measured.fixed_s + weights * max(measured.swap, 1 / (gpus_per_engine * link["pcie"])),
     )
 
 
-def transfer_costs(model: str, gpus_per_engine: int, train_gpus: int, sites: int) -> TransferCosts:
-    """Return the transfer costs of that model's weights. Across sites one copy travels, and fans out where it arrives."""
+def transfer_costs(model: str, gpus_per_engine: int, train_gpus: int) -> TransferCosts:
+    """Return the transfer costs of that model's weights."""
     weights = _BYTES * _kind("model", model)["parameters"]
     link, state = coefficients()["link"], coefficients()["train"]["bytes_per_parameter"] / _BYTES * weights
-    into = weights / link["fabric"]
-    across = weights / link["wan"] if sites > 1 else 0.0
-    fixed = link["collective_s"]
     load = weights / (gpus_per_engine * link["pcie"])
     offload = state / (train_gpus * link["pcie"])
     return TransferCosts(
-        collective_s=fixed + into + across,
         push_s=weights / (train_gpus * link["pcie"]),
-        pull_s=fixed + load,
-        overlapped_s=into + across,
-        to_train_s=fixed + offload,
-        to_rollout_s=fixed + offload + load,
-        delay_s=into + across,
+        delay_s=weights / link["fabric"],
+        pull_s=link["fixed_s"] + load,
+        to_train_s=link["fixed_s"] + offload,
+        to_rollout_s=link["fixed_s"] + offload + load,
     )

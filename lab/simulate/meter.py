@@ -24,7 +24,7 @@ class Meter:
 
     def __init__(self, scenario: Scenario, layout: Layout, engines: Sequence[int]) -> None:
         """Start the books of a run. `engines`: the GPUs of each."""
-        self._warmup, self._eta = scenario.warmup, scenario.eta
+        self._warmup = scenario.warmup
         self._gpus = layout.rollout + layout.train + layout.both
         self._dedicated = layout.train
         self._lent = 0
@@ -47,7 +47,6 @@ class Meter:
         """The greatest staleness by batch, from the version under which a group was started."""
         self.underway = 0
         self.prefilled = 0
-        self.preempted = 0
         self._marks: list[tuple[float, Counter[str], int, int]] = []
 
     # Events
@@ -93,15 +92,11 @@ class Meter:
         self._book_trainer(now)
         self.underway = underway
         self.prefilled = sum(host.engine.prefilled for host in hosts)
-        self.preempted = sum(host.engine.preempted for host in hosts)
 
     # Figures
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the run, all of them simulated.
-
-        `bounded_tokens_per_s`: without trained tokens that were older than eta, as if these were masked.
-        """
+        """Return the figures of the run, all of them simulated."""
         first, last = (
             self._marks[self._warmup - 1] if self._warmup else (0.0, Counter(), 0, 0),
             self._marks[-1],
@@ -112,10 +107,8 @@ class Meter:
         for counted in self.staleness[self._warmup :]:
             ages += counted
         trained, wasted = ages.total(), last[3] - first[3]
-        older = sum(n for age, n in ages.items() if age > self._eta)
         return {
             "tokens_per_s": trained / span,
-            "bounded_tokens_per_s": (trained - older) / span,
             "seconds_per_batch": span / (len(self._marks) - self._warmup),
             **{f"{role}_share": roles[role] / (span * self._gpus) for role in ROLES},
             "staleness_mean": sum(age * n for age, n in ages.items()) / trained,

@@ -1,9 +1,8 @@
 """headgate's policy with the GPUs divided as `scheduler plan` does: by `scheduler.policies.allocation` (StreamRL's algorithm 1).
 
-The split of a scenario is what every baseline keeps; it is given, and not the best for any. A cluster whose owner has run
-`scheduler plan` has another, so this is a policy in addition to `combined`, and is reported separately. The profile is the mean
-of the first 64 groups and the scenario's facts: hardware, longest reply, bound on staleness. The plan is used where more nodes
-are to train than the scenario has: these are lent while they have nothing to do, but no other node can ever train.
+The profile is the mean of the first 64 groups and the scenario's facts: hardware, longest reply, bound on staleness. The plan is
+used where more nodes are to train than the scenario has: these are lent while they have nothing to do, but no other node can
+ever train.
 
 Two corrections apply to `allocation.Sampling`'s time of a batch's longest reply. It may take as long as eta + 1 batches. And it
 does not run alone from the beginning: its steps take longer, by the share `SHARED` of the steps of a full batch.
@@ -58,7 +57,7 @@ class _Training:
         scenario = self.scenario
         tokens = scenario.batch * scenario.group * scenario.contexts_mean
         trainer = scenario.trainer
-        return trainer.seconds(tokens, nodes * scenario.engine_gpus, False) + trainer.step_s
+        return trainer.seconds(tokens, nodes * scenario.engine_gpus) + trainer.step_s
 
 
 def split(scenario: Scenario) -> int:

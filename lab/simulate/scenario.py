@@ -5,8 +5,7 @@ gpu = "H800"              # a kind of coefficients.toml
 model = "7B"              # likewise
 engine_gpus = 1           # of one engine (tensor parallel)
 engines_of = { 8 = 1 }    # of the GPUs that only sample, one engine of 8 in place of smaller ones; by number of GPUs
-train_share = 0.5         # of the GPUs, where rollout and training are separate; 0: balanced, in eighths, by the cost models
-sites = 1                 # 2: engines and trainer are at different sites, and weights travel between sites
+train_share = 0.5         # of the GPUs, where rollout and training are separate
 batch = 64                # groups
 group = 16                # episodes
 eta = 1                   # the bound on staleness that every asynchronous policy gets
@@ -14,24 +13,17 @@ batches = 10              # of which the first `warmup` are not counted
 warmup = 3
 prompt = 500              # tokens
 likeness = 0.5            # correlation of lengths within a group
-stream = 64               # parts in which all trainers take a batch as it fills, 0: whole; default: each policy's own
-recompute = false         # all trainers compute log-probabilities once more, or none does; likewise
-threshold = 0.3           # batches beyond one that verl's window lets live, in every policy that has it; default: eta
-prefill_overlap = 0.4     # the share of a prefill's time that goes by in the steps of running calls; 0: they wait for it
-idle_caches = true        # conversations whose tool works fill their engine's cache, until they give way; false: they take none
-attention = 1.3e-5        # what attention adds to training a token, for each token of its episode: layers * width / parameters
 recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
 
 [lengths]                 # see workload.Lengths
 [turns]                   # see workload.Turns
 [engine_costs]            # measured, in place of gpu and model: prefill_s, capacity, slots, and model = { ... } with
                           # s_per_kv_token, s_per_batch, s_per_call and s_per_step
-[trainer_costs]           # likewise: token_s, recompute_s, step_s, spread
+[trainer_costs]           # likewise: token_s, step_s, spread
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -58,9 +50,8 @@ from lab.simulate.hardware import (
 from lab.simulate.recorded import read
 from lab.simulate.workload import Lengths, Recorded, Stated, Turns, Workload
 
-_EIGHTHS = 8
 _DRAWN = 64
-"""Groups that the balance between rollout and training is computed from."""
+"""Groups of the profile that `scheduler plan` would get."""
 
 
 class _Table(BaseModel):
@@ -100,8 +91,7 @@ class Scenario(_Table):
     """The number of engines of other sizes than `engine_gpus`, by their GPUs."""
     slots: int = Field(0, ge=0, le=4096)
     """Calls that one engine runs concurrently; 0: as in coefficients.toml."""
-    train_share: float = Field(0.0, ge=0, lt=1)
-    sites: Literal[1, 2] = 1
+    train_share: float = Field(0.5, gt=0, lt=1)
     batch: int = Field(ge=1, le=100_000)
     group: int = Field(16, ge=1, le=1024)
     eta: int = Field(1, ge=0, le=64)
@@ -111,15 +101,6 @@ class Scenario(_Table):
     likeness: float = Field(0.5, ge=0, le=1)
     lengths: LengthsTable = LengthsTable()
     turns: TurnsTable = TurnsTable()
-    stream: int | None = Field(None, ge=0, le=4096)
-    """None: each policy's own."""
-    recompute: bool | None = None
-    """None: each policy's own."""
-    threshold: float | None = Field(None, ge=0, le=64)
-    """None: the bound on staleness."""
-    prefill_overlap: float = Field(0.0, ge=0, le=1)
-    idle_caches: bool = False
-    attention: float = Field(0.0, ge=0, le=1e-3)
     recorded: Path | None = None
     engine_costs: EngineCosts | None = None
     """Engine costs in place of coefficients.toml."""
@@ -171,8 +152,7 @@ class Scenario(_Table):
 
     def engine_on(self, gpus: int) -> EngineCosts:
         """Return the costs of an engine of `gpus` GPUs. Raise ScenarioError if the model does not fit."""
-        costs = self.engine_costs or engine_costs(self.model, self.gpu, gpus, self.slots)
-        return replace(costs, overlap=self.prefill_overlap) if self.prefill_overlap else costs
+        return self.engine_costs or engine_costs(self.model, self.gpu, gpus, self.slots)
 
     def engines(self, sampling: int, lent: int) -> list[int]:
         """Return the GPUs of each engine, the largest first. Raise ScenarioError if they do not add up."""
@@ -190,18 +170,12 @@ class Scenario(_Table):
         """The costs of the trainer."""
         return self.trainer_costs or trainer_costs(self.model, self.gpu)
 
-    def trained(self, context: int) -> float:
-        """Return the tokens without attention that take the trainer as long as an episode of `context` tokens."""
-        return context * (1 + self.attention * context)
-
     def transfers(self, train_gpus: int) -> TransferCosts:
         """Return the costs of weight transfers from a trainer of `train_gpus` GPUs."""
         if self.transfer_costs is None:
-            return transfer_costs(self.model, self.engine_gpus, train_gpus, self.sites)
+            return transfer_costs(self.model, self.engine_gpus, train_gpus)
         engines = self.gpus // self.engine_gpus
-        return measured_costs(
-            self.transfer_costs, self.model, self.engine_gpus, engines, train_gpus, self.sites
-        )
+        return measured_costs(self.transfer_costs, self.model, self.engine_gpus, engines, train_gpus)
 
     def workload(self, seed: int) -> Workload:
         """Return the groups of a seed."""
@@ -209,11 +183,6 @@ class Scenario(_Table):
             return Recorded(read(self.recorded), seed)
         lengths, turns = Lengths(**self.lengths.model_dump()), Turns(**self.turns.model_dump())
         return Stated(seed, self.group, self.batch, lengths, turns, self.prompt, self.likeness)
-
-    @cached_property
-    def contexts(self) -> tuple[float, float]:
-        """P50 and P90 of the tokens of an episode, as a profile of the first groups would show them."""
-        return float(np.quantile(self._profile[1], 0.5)), float(np.quantile(self._profile[1], 0.9))
 
     @cached_property
     def contexts_mean(self) -> float:
@@ -237,28 +206,5 @@ class Scenario(_Table):
     @cached_property
     def train_gpus(self) -> int:
         """The trainer's, where rollout and training are separate: whole engines' worth."""
-        share = self.train_share or self._balanced()
-        engines = round(self.gpus * share / self.engine_gpus)
+        engines = round(self.gpus * self.train_share / self.engine_gpus)
         return min(max(engines, 1), self.gpus // self.engine_gpus - 1) * self.engine_gpus
-
-    def _balanced(self) -> float:
-        """Return the eighth at which the slower of rollout and training of a batch is fastest (StreamRL's Algorithm 1).
-
-        Rollout is assumed to run with all slots of every engine full, or all calls of a batch spread evenly, whichever is less.
-        """
-        sampled, context = (float(np.mean(tokens)) for tokens in self._profile)
-        calls = self.batch * len(self._profile[0]) / _DRAWN
-
-        def slower(eighths: int) -> float:
-            train = self.gpus * eighths / _EIGHTHS
-            engines = max((self.gpus - train) / self.engine_gpus, 1.0)
-            running = max(min(self.engine.slots, calls * (self.eta + 1) / 2 / engines), 1.0)
-            rollout = (
-                calls * sampled / (engines * self.engine.model.rate(round(running), running * context / 2))
-            )
-            return max(
-                rollout,
-                self.trainer.seconds(calls * context, max(round(train), 1), False) + self.trainer.step_s,
-            )
-
-        return min(range(1, _EIGHTHS), key=slower) / _EIGHTHS

@@ -2,8 +2,7 @@
 
 A workload is a function of the seed and of a group's number alone, so that every policy gets the same groups in the same
 order (common random numbers), and one that drops a group has the same next one. Lengths are a quantile function; the
-members of a group share the difficulty of their task (a Gaussian copula with correlation `likeness`), and a ranker sees
-the difficulty through noise.
+members of a group share the difficulty of their task (a Gaussian copula with correlation `likeness`).
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ import numpy as np
 from lab.simulate.errors import ScenarioError
 
 _NORMAL = NormalDist()
-RANKER_NOISE = 0.24
-"""Standard deviation of a ranker's error, where that of the difficulty is 1: it then finds 0.87 of the true longest 20% of
-prompts, as StreamRL's ranker does (arXiv 2504.15930; a test checks it)."""
 LONG_TAIL = (
     (0.0, 0.15), (0.25, 0.6), (0.5, 1.0), (0.75, 1.9), (0.9, 4.5), (0.95, 8.0), (0.98, 15.0), (0.995, 24.0), (1.0, 28.0)
 )  # fmt: skip
@@ -41,10 +37,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A group: the turns of each of its episodes, and how hard a ranker estimates it (0 is the median, 1 the longest)."""
+    """A group: the turns of each of its episodes."""
 
     episodes: tuple[tuple[Turn, ...], ...]
-    predicted: float = 0.5
 
     @property
     def sampled(self) -> int:
@@ -121,7 +116,6 @@ class Stated:
         """Return the group of that number."""
         draws = np.random.default_rng((self._seed, number))
         hard = float(draws.standard_normal())
-        estimate = hard + RANKER_NOISE * float(draws.standard_normal())
         own = draws.standard_normal((self._group, self._turns.most))
         scores = math.sqrt(self._likeness) * hard + math.sqrt(1 - self._likeness) * own
         stops = draws.random((self._group, self._turns.most))
@@ -129,10 +123,7 @@ class Stated:
             np.exp(np.minimum(draws.standard_normal((self._group, self._turns.most)), 3.0))
             * self._turns.wait_s
         )
-        predicted = _NORMAL.cdf(estimate / math.sqrt(1 + RANKER_NOISE**2))
-        return Task(
-            tuple(self._episode(number, *row) for row in zip(scores, stops, waits, strict=True)), predicted
-        )
+        return Task(tuple(self._episode(number, *row) for row in zip(scores, stops, waits, strict=True)))
 
     def _episode(
         self, number: int, scores: np.ndarray, stops: np.ndarray, waits: np.ndarray

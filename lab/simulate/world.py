@@ -14,16 +14,15 @@ Everything follows from the seed, the scenario and the policy: two runs are equa
 - nodes: `claim(hosts, seconds)`, `release(hosts, seconds)`;
 - the trainer: `train()`, `publish(blocked_s)`.
 Which groups may start, and in which batch each is trained, is decided by the staleness rule
-(`scheduler.policies.staleness_base`), the same state machine here and in the gateway. A policy knows lengths only as
-`sample.predicted`.
+(`scheduler.policies.staleflow`), the same state machine here and in the gateway. A policy does not know lengths.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heappop, heappush
-from typing import Literal, Protocol
+from heapq import heappop, heappush
+from typing import Literal
 
 from lab.simulate.engine import Call, Engine
 from lab.simulate.entities import Group, Host, HostState, Layout, Sample
@@ -31,7 +30,7 @@ from lab.simulate.errors import Stalled
 from lab.simulate.meter import Meter
 from lab.simulate.scenario import Scenario
 from lab.simulate.workload import Workload
-from scheduler.policies.staleness_base import StalenessRule
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Command,
@@ -46,29 +45,32 @@ from scheduler.policies.staleness_events import (
     Reward,
     Skipped,
 )
+from scheduler.policies.staleness_state import LedgerSettings
 
 TrainerState = Literal["waiting", "claiming", "training", "trained", "blocked"]
 
 
-class Policy(Protocol):
-    """A scheduling policy: the simulator calls it at every event."""
+class Policy:
+    """A scheduling policy: the simulator calls it at every event. What a policy leaves out does nothing."""
 
     name: str
-    stream: int
+    stream = 0
     """The parts in which the trainer takes a batch as it fills; 0: only when it is complete."""
-    recompute: bool
-    """The trainer computes the log-probabilities of what it trains once more."""
-    ticks: bool
+    ticks = False
     """True if the policy wants `on_second`."""
 
     def layout(self, scenario: Scenario) -> Layout:
         """Divide the scenario's GPUs."""
+        return Layout(rollout=scenario.gpus - scenario.train_gpus, train=scenario.train_gpus)
 
-    def rule(self, scenario: Scenario) -> StalenessRule:
-        """Return the rule that bounds staleness."""
+    def rule(self, scenario: Scenario) -> StaleFlow:
+        """Return the rule that bounds staleness. Every group is trained as it is."""
+        return StaleFlow(LedgerSettings(scenario.eta, scenario.batch, min_members=1))
 
     def on_room(self, world: World) -> None:
         """Start groups: the rule may admit some."""
+        while world.room() and (group := world.start_group()):
+            self.on_homeless(world, group.samples)
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
         """Route or hold samples without an engine.
@@ -90,6 +92,7 @@ class Policy(Protocol):
 
     def on_ready(self, world: World) -> None:
         """Call `train()`, now or once the nodes are ready: the trainer waits, and has something to train."""
+        world.train()
 
     def on_trained(self, world: World) -> None:
         """Call `publish()`: a step has ended."""
@@ -111,12 +114,8 @@ class World:
         self.scenario, self.policy, self.workload = scenario, policy, workload
         self.now = 0.0
         self.layout: Layout = policy.layout(scenario)
-        self.rule: StalenessRule = policy.rule(scenario)
+        self.rule = policy.rule(scenario)
         self.transfers = scenario.transfers(self.layout.train_gpus)
-        self.stream = _streams(scenario, policy, self.layout)
-        """The parts in which the trainer takes a batch as it fills; 0: whole."""
-        self.recompute = policy.recompute if scenario.recompute is None else scenario.recompute
-        """The trainer computes log-probabilities once more."""
         self.trainer: TrainerState = "waiting"
         self.arrived = 0
         """The newest version that engines can have."""
@@ -136,8 +135,6 @@ class World:
         self._room = self._look = True
         self._woken: dict[Host, None] = {}
         self._trained: list[str] = []
-        self._loads: list[tuple[int, int]] = [(0, host.number) for host in self.hosts]
-        heapify(self._loads)
 
     # The loop
 
@@ -169,17 +166,14 @@ class World:
         """Return how many groups could start now."""
         return self.rule.free_slots()
 
-    def start_group(self, version: int | None = None) -> Group | None:
-        """Start the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold.
-
-        `version`: of the engine that admits it; None: the newest version.
-        """
+    def start_group(self) -> Group | None:
+        """Start the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold."""
         task, name = self.workload.task(self._numbers), f"g{self._numbers}"
         size = len(task.episodes)
-        group = Group(name, self.rule.version_of(Join(name, name, size, version)), task.predicted)
+        group = Group(name, self.rule.version)
         for i, turns in enumerate(task.episodes):
             sample = Sample(f"{group.name}.{i}", group, turns)
-            commands = self._apply_event(Join(group.name, sample.name, size, version))
+            commands = self._apply_event(Join(group.name, sample.name, size))
             if any(isinstance(command, Refuse) for command in commands):
                 return None
             sample.call = Call(sample, turns[0].prompt, turns[0].sampled)
@@ -223,16 +217,6 @@ class World:
             host.engine.advance(self.now)
             self._touch(host)
         return host.engine
-
-    def least_loaded(self) -> Host | None:
-        """Return the open engine with the fewest calls; among equals the first. None if none is open."""
-        while self._loads:
-            load, number = self._loads[0]
-            host = self.hosts[number]
-            if host.state == "open" and host.engine.load == load:
-                return host
-            heappop(self._loads)
-        return None
 
     def last_host(self, sample: Sample) -> Host | None:
         """Return the open engine that has the sample's conversation in its cache, under its present version; None: no engine."""
@@ -282,7 +266,7 @@ class World:
         entered = len(self.rule.entries(batch))
         if self.rule.complete(batch):
             return entered - len(self._trained)
-        parts = self.stream
+        parts = self.policy.stream
         part = -(-self.scenario.batch // parts) if parts else 0
         untrained = entered - len(self._trained)
         return untrained // part * part if parts else 0
@@ -297,8 +281,8 @@ class World:
         names = self.rule.entries(batch)[len(self._trained) :][: self.ready()]
         self._trained += names
         samples = [s for name in names for s in self.groups[name].samples if not s.dropped]
-        tokens = sum(self.scenario.trained(sample.context) for sample in samples)
-        seconds = self.scenario.trainer.seconds(tokens, self.layout.train_gpus, self.recompute)
+        tokens = sum(sample.context for sample in samples)
+        seconds = self.scenario.trainer.seconds(tokens, self.layout.train_gpus)
         self._trainer_is("training")
         self._after(seconds, self._part_done)
 
@@ -386,8 +370,6 @@ class World:
             sample.over = True
             self._apply_event(Reward(sample.name))
             return
-        if self.scenario.idle_caches and sample.cached_at is not None:
-            self.hosts[sample.cached_at[0]].idle[sample.name] = sample.call.context
         following = sample.turns[sample.at]
         context = sample.call.prompt + turn.sampled + following.prompt
         sample.call = Call(sample, context, following.sampled)
@@ -404,7 +386,6 @@ class World:
 
     def _opened(self, host: Host, version: int) -> None:
         host.state, host.version = "open", version
-        host.idle.clear()
         host.engine.advance(self.now)
         self._changed.append((self.policy.on_opened, host))
         kept, host.kept = [sample for sample in host.kept if not sample.over], []
@@ -449,7 +430,7 @@ class World:
     def _enter(self, sample: Sample, host: Host) -> None:
         call, group, here = sample.call, sample.group, (host.number, host.version)
         call.cached = 0
-        if sample.cached_at == here and not host.engine.waiting and self._still_cached(sample, host):
+        if sample.cached_at == here and not host.engine.waiting:
             call.cached = call.prompt - sample.turns[sample.at].prompt
         elif here in group.cached_at:
             call.cached = sample.turns[0].prompt
@@ -462,19 +443,6 @@ class World:
         sample.since = call.done
         host.engine.add(self.now, call)
         self._touch(host)
-
-    def _still_cached(self, sample: Sample, host: Host) -> bool:
-        """Return true if an engine still caches a conversation whose tool has ended.
-
-        Decided when the next call arrives: running calls evict idle conversations, the oldest first.
-        """
-        if not self.scenario.idle_caches:
-            return True
-        host.engine.advance(self.now)
-        used = host.engine.kv + sum(host.idle.values())
-        while host.idle and used > host.engine.costs.capacity:
-            used -= host.idle.pop(next(iter(host.idle)))
-        return host.idle.pop(sample.name, None) is not None
 
     def _left(self, sample: Sample) -> None:
         """Book what was sampled in the engine that the sample has left."""
@@ -516,8 +484,6 @@ class World:
 
     def _touch(self, host: Host) -> None:
         self._touched[host] = None
-        if host.state == "open":
-            heappush(self._loads, (host.engine.load, host.number))
 
     # The rule
 
@@ -547,8 +513,6 @@ class World:
         if sample.over:
             return
         sample.over = True
-        if sample.cached_at is not None:
-            self.hosts[sample.cached_at[0]].idle.pop(sample.name, None)
         if sample.host is not None:
             self._take_out(sample)
         elif sample in self.held:
@@ -596,9 +560,3 @@ class World:
             f"{self.policy.name}: batch {self.rule.next_batch} is never trained; the trainer is {self.trainer}, "
             f"engines are {states}, {len(self.held)} samples are held, {self.rule.free_slots()} groups could start"
         )
-
-
-def _streams(scenario: Scenario, policy: Policy, layout: Layout) -> int:
-    """Return the scenario's parts, or the policy's where the trainer shares all of its GPUs and waits for whole batches."""
-    able = policy.stream > 0 or layout.train > 0
-    return policy.stream if scenario.stream is None or not able else scenario.stream

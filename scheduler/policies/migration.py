@@ -45,12 +45,6 @@ class MigrationSettings:
     per_engine: int = 8
     """The most calls that are moved at one time, for each engine."""
 
-    def __post_init__(self) -> None:
-        if self.waiting_above < 0 or self.per_engine < 1:
-            raise ValueError("waiting_above is at least 0, per_engine at least 1")
-        if not 1.0 <= self.gap_until <= self.gap_above:
-            raise ValueError("gap_until must be from 1 to gap_above: calls would move back and forth")
-
 
 @dataclass(frozen=True, slots=True)
 class Movable:

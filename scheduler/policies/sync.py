@@ -1,7 +1,7 @@
 """Chooses the engines that pull the newest weights now (StaleFlow, arXiv 2601.12784: synchronization by engine).
 
 An engine that is busy with calls which its weights may sample continues; an under-used one pulls. An engine is under-used when
-it runs few calls, when it samples few tokens a second compared with the others, or when a call waits for newer weights and would
+it runs few calls, or when a call waits for newer weights and would
 gain enough there (the hypothetical gain: what the call would add, had the engine the newest weights). Where late calls weigh more
 (`placement.py`) it is also under-used when a typical call would gain at least `_BETTER` times as much there as in any engine with
 the newest weights: no call waits then, but those engines are crowded, and calls will move. An engine is not under-used while its
@@ -29,18 +29,8 @@ class SyncSettings:
 
     running_below: int = 2
     """Fewer calls run in it than these."""
-    rate_below: float = 0.0
-    """An engine that samples less than this share of the open engines' average pulls; 0 turns this off."""
     at_once: float = 0.25
     """The share of the engines that may be on their way together; one always may."""
-
-    def __post_init__(self) -> None:
-        if self.running_below < 1:
-            raise ValueError(
-                "running_below is at least 1: an engine in which nothing runs has nothing to lose"
-            )
-        if not 0 <= self.rate_below <= 1 or not 0 <= self.at_once <= 1:
-            raise ValueError("rate_below and at_once are shares: from 0 to 1")
 
 
 def pulls(
@@ -65,7 +55,6 @@ def pulls(
     if not under_way and (newest < target or any(request.version > newest for request in heads)):
         return [behind[0].name]
     room = max(1, int(settings.at_once * (len(engines) + under_way))) - under_way
-    least = settings.rate_below * sum(engine.rate for engine in engines) / len(engines)
     best = max((engine.gain(typical) for engine in engines if engine.version >= target), default=0.0)
     enough = _BETTER * max(best, 0.0) if choice.weighs else math.inf
     found: list[str] = []
@@ -74,7 +63,7 @@ def pulls(
             break
         if any(request.version <= engine.version for request in heads):
             continue  # it is about to get a call
-        few = engine.running < settings.running_below or engine.rate < least
+        few = engine.running < settings.running_below
         if (
             few
             or engine.gain(typical) > enough

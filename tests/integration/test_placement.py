@@ -53,8 +53,7 @@ async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sam
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], rule: str
 ) -> None:
     """One of two busy engines loads version 1; new episodes go there alone, until the other has nothing to do."""
-    routing = {"rule": rule, "running_below": 1, "min_gain_share": 0.0}
-    values = two_engines(tiny_model, tmp_path, update={"order": "pull"}, routing=routing)
+    values = two_engines(tiny_model, tmp_path, update={"order": "pull"}, routing={"rule": rule})
     async with run_gateway(values, in_process=False) as gateway:
         agents, done = await start_held(gateway, 6, 2)
         new, old = await one_pulls(gateway, versions[1])
@@ -76,9 +75,7 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
 ) -> None:
     """The one engine with the newest version dies; the other is busy with older calls, and pulls all the same."""
     update = {"order": "pull"}
-    values = two_engines(
-        *(tiny_model, tmp_path), update=update, routing={"running_below": 1}, engine={"max_restarts": 0}
-    )
+    values = two_engines(tiny_model, tmp_path, update=update, engine={"max_restarts": 0})
     async with run_gateway(values, in_process=False) as gateway:
         agents, done = await start_held(gateway, 4, 2)
         new, old = await one_pulls(gateway, versions[1])
@@ -97,8 +94,7 @@ async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     """One engine samples two calls at a time and has six, none of which ends; then another opens."""
-    routing = {"migrate": True, "waiting_above": 0}
-    values = two_engines(tiny_model, tmp_path, routing=routing)
+    values = two_engines(tiny_model, tmp_path, routing={"migrate": True})
     async with run_gateway(values, in_process=False) as gateway:
         first, second = slots(gateway)
         await gateway.fake("faults", first, slots=2, hold_after=2)
@@ -159,7 +155,7 @@ async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_min_v
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], group_version: str
 ) -> None:
     """The engine with the newest version has more to do than the other, which both groups could be sampled by."""
-    routing = {"rule": "cached", "running_below": 1, "group_version": group_version}
+    routing = {"rule": "cached", "group_version": group_version}
     staleness = {"batch": 2, "eta": 1, "min_members": 1}
     update = {"order": "pull"}
     values = two_engines(tiny_model, tmp_path, update=update, routing=routing, staleness=staleness)

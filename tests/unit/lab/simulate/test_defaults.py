@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gateway.config.settings import Settings
@@ -13,14 +12,10 @@ from scheduler.program.placement import PlacementSettings
 from tests.unit.lab.simulate.scenarios import scenario
 
 
-def test_the_gateway_the_simulator_and_the_program_have_one_set_of_defaults() -> None:
+def test_the_gateway_and_the_simulator_have_the_programs_defaults() -> None:
     settings = Settings.parse({"models": {"demo": {"path": Path("model")}}})
-    gateway = PlacementSettings.of(placement_settings(settings))
-    assert gateway == PlacementSettings()
+    assert PlacementSettings.of(placement_settings(settings)) == PlacementSettings()
     assert LendingSettings(**settings.lending.model_dump()) == LendingSettings()
-    found = Combined()._settings(scenario())
-    simulated = PlacementSettings.of(found["models"][MODEL]["placement"])
-    assert replace(simulated, engine=gateway.engine) == gateway, (
-        "but for the engines, whose speed is simulated"
-    )
-    assert LendingSettings(**found["lending"]) == LendingSettings()
+    simulated = Combined().settings(scenario())
+    assert simulated["lending"] == {}
+    assert simulated["models"][MODEL]["placement"].keys() == {"engine"}, "only the engines' speed is given"

@@ -9,13 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lab.simulate import frozen
 from lab.simulate.__main__ import main
 from lab.simulate.errors import ScenarioError
 from lab.simulate.scenario import Scenario
 from lab.simulate.study import Estimate
 
-GRID = sorted((Path(__file__).parents[4] / "lab/simulate/scenarios").glob("**/*.toml"))
+SCENARIOS = sorted((Path(__file__).parents[4] / "lab/simulate/scenarios").glob("**/*.toml"))
 SMALL = """
 gpus = 4
 batch = 4
@@ -34,18 +33,12 @@ def app() -> typer.Typer:
     return program
 
 
-@pytest.mark.parametrize("path", GRID, ids=lambda path: path.stem)
-def test_every_scenario_of_the_grid_can_be_run(path: Path) -> None:
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_every_scenario_can_be_run(path: Path) -> None:
     scenario = Scenario.load(path)
     assert scenario.name == path.stem
     assert 0 < scenario.train_gpus < scenario.gpus
     assert scenario.train_gpus % scenario.engine_gpus == 0
-
-
-@pytest.mark.parametrize("path", sorted(frozen.HERE.glob("scenarios/*.toml")), ids=lambda path: path.stem)
-def test_the_windows_of_the_grid_are_long_compared_with_the_bound_on_staleness(path: Path) -> None:
-    scenario = Scenario.load(path)
-    assert scenario.batches - scenario.warmup >= 4 * (scenario.eta + 1)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +65,20 @@ def test_the_command_prints_a_table_and_a_line_of_json(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text(SMALL)
     result = CliRunner().invoke(
-        app(), [str(path), "--policy", "areal", "--policy", "sync_split", "--seeds", "2"]
+        app(), [str(path), "--policy", "dora", "--policy", "sync_colocated", "--seeds", "2"]
     )
     assert result.exit_code == 0
     assert "Simulated" in result.stdout
     reports = json.loads(result.stdout.splitlines()[-1])
     assert reports["simulated"] is True
-    assert [policy["policy"] for policy in reports["policies"]] == ["areal", "sync_split"]
-    assert reports["policies"][0]["tokens_per_s"]["ci95"] > 0
+    assert list(reports["policies"]) == ["dora", "sync_colocated"]
+    assert reports["policies"]["dora"]["tokens_per_s"]["ci95"] > 0
 
 
 def test_engines_of_another_size_are_fewer_and_have_the_times_of_that_size(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text(SMALL)
-    arguments = [str(path), "--policy", "areal", "--seeds", "1"]
+    arguments = [str(path), "--policy", "dora", "--seeds", "1"]
     reports = []
     for more in ([], ["--engine-gpus", "2"]):
         result = CliRunner().invoke(app(), [*arguments, *more])
@@ -134,14 +127,13 @@ slots = 64
 model = { s_per_kv_token = 3e-7, s_per_batch = 3e-3, s_per_call = 2e-4, s_per_step = 2e-3 }
 [trainer_costs]
 token_s = 1e-3
-recompute_s = 0
 step_s = 0.5
 spread = 0
 """
     path.write_text(SMALL + "longest = 20000\n" + measured)
     scenario = Scenario.load(path)
     assert scenario.engine.model.step_s(10, 1000) == pytest.approx(3e-4 + 3e-3 + 2e-3)
-    assert scenario.trainer.seconds(1000, 1, False) == pytest.approx(1.0)
+    assert scenario.trainer.seconds(1000, 1) == pytest.approx(1.0)
     with pytest.raises(ScenarioError, match="does not cover engines of another size"):
         Scenario.load(path, engine_gpus=2)
     path.write_text(SMALL + "longest = 70000\n" + measured)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.simulate.baselines import BASELINES
 from lab.simulate.errors import ScenarioError
 from lab.simulate.recorded import read
 from lab.simulate.scenario import Scenario
-from lab.simulate.workload import RANKER_NOISE, Lengths, Stated, Turn, Turns
+from lab.simulate.sync_colocated import SyncColocated
+from lab.simulate.workload import Lengths, Stated, Turn, Turns
 from lab.simulate.world import World
 
 
@@ -45,18 +45,9 @@ def test_the_last_tenth_of_the_replies_takes_half_of_a_synchronous_rollout() -> 
             ends.append(self.now)
             super()._turn_over(sample)  # type: ignore[arg-type]
 
-    Noting(given, BASELINES["sync_colocated"](), given.workload(0)).run()
+    Noting(given, SyncColocated(), given.workload(0)).run()
     ends.sort()
     assert 0.4 <= 1 - ends[len(ends) * 9 // 10] / ends[-1] <= 0.65
-
-
-def test_the_ranker_finds_87_percent_of_the_longest_fifth() -> None:
-    draws = np.random.default_rng(0)
-    hard = draws.standard_normal(100_000)
-    seen = hard + RANKER_NOISE * draws.standard_normal(hard.size)
-    fifth = hard.size // 5
-    found = np.intersect1d(np.argsort(-hard)[:fifth], np.argsort(-seen)[:fifth]).size / fifth
-    assert found == pytest.approx(0.87, abs=0.01)
 
 
 def test_a_group_is_a_function_of_seed_and_number() -> None:
@@ -75,7 +66,7 @@ def test_a_recorded_workload_is_read_and_run(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"episodes": [turns, turns[:1]]}) for _ in range(3)))
     assert read(path)[0].episodes == ((Turn(10, 20, 1.0), Turn(5, 30)), (Turn(10, 20, 1.0),))
     given = Scenario(gpus=4, batch=2, batches=3, warmup=1, recorded=path)
-    meter = World(given, BASELINES["areal"](), given.workload(0)).run()
+    meter = World(given, SyncColocated(), given.workload(0)).run()
     assert meter.tokens == [140, 140, 140]
 
 
