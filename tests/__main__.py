@@ -19,9 +19,8 @@ SLOWEST = 15
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 """The elements of pytest's XML reports, and the count that each belongs to."""
 
-# Tests wait for other processes now and then, so two workers more than cores. A worker that is done takes tests of another:
-# files are uneven, and with whole files (`loadfile`) the last worker runs alone for minutes.
-AT_ONCE = ("-n", str(min(4, len(os.sched_getaffinity(0)) + 2)), "--dist", "worksteal")
+# Tests wait for other processes now and then, so two workers more than cores.
+AT_ONCE = ("-q", "-p", "tests.workers", "--workers", str(min(4, len(os.sched_getaffinity(0)) + 2)))
 
 # Those with vLLM share one engine, so they come one after the other; the others use the cores that it leaves idle.
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
