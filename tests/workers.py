@@ -2,7 +2,8 @@
 
 A process that starts by itself imports and collects all tests, 20 seconds of a core; a fork has done so, and shares the memory.
 A worker gets one module of tests after the other, so that fixtures of a module are set up once; when no module is left, half of
-what another worker has left. A worker that dies fails its test, and another is forked in its place.
+what another worker has left. Tests with vLLM share one engine, so one more worker runs all of them first. A worker that dies
+fails its test, and another is forked in its place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+
+from tests.harness.forks import share_server
 
 _GONE: Any = object()
 
@@ -40,13 +43,17 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 class Shares:
     """Which worker runs which test. Even workers take modules from the front and odd ones from the back, to mix folders."""
 
-    def __init__(self, modules: Iterable[Sequence[int]], workers: int) -> None:
+    def __init__(self, modules: Iterable[Sequence[int]], workers: int, first: Iterable[int] = ()) -> None:
+        """Worker 0 runs the tests `first`."""
+        self._first = deque(first)
         self._modules = deque(modules)
         self._left = [deque[int]() for _ in range(workers)]
 
     def take(self, worker: int) -> int | None:
-        """Return a worker's next test, or None if every test was taken."""
+        """Return a worker's next test, or None if there is none for it."""
         own = self._left[worker]
+        if worker == 0 and self._first:
+            return self._first.popleft()
         if not own and self._modules:
             own.extend(self._modules.pop() if worker % 2 else self._modules.popleft())
         elif not own:
@@ -82,6 +89,7 @@ def _work(session: pytest.Session, pipe: Connection, inherited: Iterable[Connect
     """Run the tests that come through a pipe, until None comes or the process that sends them is gone."""
     for end in inherited:
         end.close()
+    share_server()
     capture = session.config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()  # into files of its own
@@ -114,10 +122,13 @@ class _Run:
 
     def __init__(self, session: pytest.Session, workers: int) -> None:
         self._session = session
-        modules = groupby(range(len(session.items)), key=lambda index: session.items[index].path)
-        self._shares = Shares(([*tests] for _, tests in modules), workers)
+        numbered = range(len(session.items))
+        vllm = [index for index in numbered if session.items[index].get_closest_marker("vllm")]
+        others = sorted({*numbered} - {*vllm})
+        modules = ([*tests] for _, tests in groupby(others, key=lambda index: session.items[index].path))
+        self._shares = Shares(modules, workers + bool(vllm), vllm)
         self._workers = dict[int, _Worker]()
-        for number in range(workers):
+        for number in range(workers + bool(vllm)):
             self._start(number)
 
     def to_end(self) -> None:

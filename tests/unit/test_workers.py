@@ -73,3 +73,8 @@ def test_a_worker_that_dies_fails_its_test_and_no_other(tmp_path: Path) -> None:
     cases = ElementTree.parse(tmp_path / "report").iter("testcase")
     assert Counter(child.tag for case in cases for child in case) == {"failure": 4, "skipped": 3}
     assert (tmp_path / "ended").read_text() == "xx"  # of the workers that are left
+
+
+def test_the_first_tests_are_of_one_worker() -> None:
+    shares = Shares([[0], [3]], 2, [1, 2])
+    assert [shares.take(worker) for worker in (0, 1, 1, 1, 0, 0)] == [1, 3, 0, None, 2, None]
