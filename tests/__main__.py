@@ -1,48 +1,32 @@
-"""Runs the tests of `make test`, `make test-fast`, and the long ones of `make test-all`; prints the slowest and a summary."""
+"""Run the tests of `make test`, `make test-fast`, and the long ones of `make test-all`; print the slowest and a summary."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 from xml.etree import ElementTree
 
-REPORTS = Path("runs/tests")
+REPORT = Path("runs/tests.xml")
 SLOWEST = 15
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 """The elements of pytest's XML reports, and the count that each belongs to."""
 
-# Tests wait for other processes now and then, so two workers more than cores. A worker that is done takes tests of another:
-# files are uneven, and with whole files (`loadfile`) the last worker runs alone for minutes.
-AT_ONCE = ("-n", str(min(4, len(os.sched_getaffinity(0)) + 2)), "--dist", "worksteal")
+# Tests wait for other processes now and then, so two workers more than cores.
+AT_ONCE = ("-q", "-p", "tests.workers", "--workers", str(min(4, len(os.sched_getaffinity(0)) + 2)))
+NEEDS_SERVERS = ("tests/unit/gateway/store", "tests/unit/gateway/bus", "tests/unit/bench")
 
-# Those with vLLM share one engine, so they come one after the other; the others use the cores that it leaves idle.
-TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
-    "test": {
-        "without-vllm": ("tests", "-m", "not vllm and not long", *AT_ONCE),
-        "vllm": ("tests/acceptance", "-m", "vllm and not long"),
-    },
-    "test-fast": {
-        "fast": (
-            *("tests/unit", "-m", "not vllm and not long", *AT_ONCE),
-            *(
-                "--ignore",
-                "tests/unit/gateway/store",
-                "--ignore",
-                "tests/unit/gateway/bus",
-                "--ignore",
-                "tests/unit/bench",
-            ),
-        )
-    },
-    "test-all": {"long": ("tests", "-m", "long")},  # make runs `test` and `test-compat` before
+TARGETS: dict[str, tuple[str, ...]] = {
+    "test": ("tests", "-m", "not long", *AT_ONCE),
+    "test-fast": (
+        *("tests/unit", "-m", "not vllm and not long", *AT_ONCE),
+        *(f"--ignore={folder}" for folder in NEEDS_SERVERS),
+    ),
+    "test-all": ("tests", "-m", "long"),  # make runs `test` and `test-compat` before
 }
 
 
@@ -55,29 +39,17 @@ class Test:
     outcome: str
 
 
-def run(parts: dict[str, tuple[str, ...]]) -> list[int]:
-    """Runs pytest for each part, side by side; returns their exit statuses. The output of all but the first comes at the end."""
-    running = list[tuple[subprocess.Popen[bytes], IO[bytes] | None]]()
-    for name, options in parts.items():
-        argv = [sys.executable, "-m", "pytest", *options, "--junitxml", str(REPORTS / f"{name}.xml")]
-        output = tempfile.TemporaryFile() if running else None  # noqa: SIM115
-        running.append((subprocess.Popen(argv, stdout=output, stderr=output, env=_environment()), output))
-    for process, output in running:
-        process.wait()
-        if output is not None:
-            output.seek(0)
-            sys.stdout.flush()
-            shutil.copyfileobj(output, sys.stdout.buffer)
-    return [process.returncode for process, _ in running]
-
-
 def _environment() -> dict[str, str]:
-    """This process's, but bytecode is kept: or each of hundreds of processes would compile what it imports."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """Return this process's, but bytecode is kept: or each of hundreds of processes would compile what it imports.
+
+    torch computes in one thread: several would wait for each other actively while other workers use the cores.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"OMP_NUM_THREADS": "1"}
 
 
 def tests_of(report: Path) -> list[Test]:
-    """The tests of a report that pytest wrote; none where it did not get that far."""
+    """Return the tests of a report that pytest wrote; none where it did not get that far."""
     if not report.exists():
         return []
     found = []
@@ -90,21 +62,22 @@ def tests_of(report: Path) -> list[Test]:
 
 
 def summary(target: str, tests: list[Test], minutes: float) -> str:
-    """The last line: how many tests ended how, in which time, and where to look."""
+    """Return the last line: how many tests ended how, in which time, and where to look."""
     counts = Counter(test.outcome for test in tests)
     ended = ", ".join(f"{counts[o]:,} {o}" for o in ("passed", "failed", "skipped") if counts[o])
-    return f"make {target}: {ended or 'no tests'} in {minutes:.1f} min; all tests with their seconds: {REPORTS}/*.xml"
+    return (
+        f"make {target}: {ended or 'no tests'} in {minutes:.1f} min; all tests with their seconds: {REPORT}"
+    )
 
 
 def main(target: str) -> int:
-    """Runs a target's parts, and reports how it went; returns the exit status."""
+    """Run a target's tests, and report how it went; return the exit status."""
     began = time.monotonic()
-    REPORTS.mkdir(parents=True, exist_ok=True)
-    for report in REPORTS.glob("*.xml"):
-        report.unlink()
-    parts = TARGETS[target]
-    status = max(run(parts), key=abs)
-    tests = [test for name in parts for test in tests_of(REPORTS / f"{name}.xml")]
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "pytest", *TARGETS[target], f"--junitxml={REPORT}"]
+    status = subprocess.run(argv, env=_environment(), check=False).returncode
+    tests = tests_of(REPORT)
     print(f"\nThe slowest {SLOWEST} tests, in seconds:")
     for test in sorted(tests, key=lambda test: -test.seconds)[:SLOWEST]:
         print(f"{test.seconds:8.1f}  {test.name}")

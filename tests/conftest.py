@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.harness.forks import start_server
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.models import save_model
 from tests.harness.servers import PostgresServer, RedisServer, postgres_server, redis_server
@@ -49,6 +50,15 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
     engine.kill()
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let the one server of forked programs import what they need while tests are collected."""
+    if session.config.getoption("workers", 1) > 1 and not session.config.option.collectonly:
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        capture.resume_global_capture()  # its output is not for the terminal
+        start_server()
+        capture.suspend_global_capture()
+
+
 def pytest_collection() -> None:
     """Collection makes millions of objects, all of which stay: to walk them again and again takes a fifth of its time."""
     gc.disable()
@@ -71,12 +81,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         random.shuffle(items)
         items.sort(key=lambda item: places[item.path])
     items.sort(key=lambda item: item.get_closest_marker("kills_shared_engine") is not None)
-    # There alone `make test` looks for them: to collect everything twice takes half a minute
-    for item in items:
-        if item.get_closest_marker("vllm") and not item.get_closest_marker("long"):
-            assert "acceptance" in item.path.parts, (
-                f"{item.nodeid} needs vLLM: it belongs into tests/acceptance"
-            )
 
 
 @pytest.fixture(scope="session")

@@ -176,6 +176,7 @@ async def test_wrong_weights_are_always_found(
             assert await run.verdict(weights) == "passed", "loaded again, it is right"
 
 
+@pytest.mark.long  # it starts an engine of its own
 @counts
 async def test_a_tied_head_that_stays_stale_is_always_found(
     count: int, engines: dict[bool, SharedEngine], models: dict[bool, Path], tmp_path: Path

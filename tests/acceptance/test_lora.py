@@ -21,7 +21,10 @@ from tests.harness.records import nodes_of, path_to
 from tests.harness.vllm import vllm_settings
 from tests.harness.weights import write_manifest_of_pieces
 
-pytestmark = pytest.mark.vllm
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.long,
+]  # the fake engine shows the same in seconds; adapters on vLLM: test_exact_loads
 
 NOISE = 2e-3
 TOKENS = 2_000

@@ -33,7 +33,7 @@ NOISE = 2e-3
 """Nats between two float32 implementations of the same weights."""
 DISTINCT = 16
 """Spans of this length in tokens cannot agree with two of these models by chance."""
-AGENTS, STREAMS = 16, 12
+AGENTS, STREAMS = 8, 6
 """Streams, and how many of them are in their middle, at least, when an update begins."""
 TOKENS, APART = 200, 20
 """The tokens of a stream, and those that it samples between two updates."""

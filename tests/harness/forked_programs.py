@@ -14,13 +14,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import tests
-from tests.harness.forks import LIMIT_S, fork, forks
+from tests.harness.forks import LIMIT_S, fork, start_server
 from tests.harness.stand_in import ADDRESS
 
 
@@ -32,8 +31,7 @@ async def forked(folder: Path) -> AsyncIterator[dict[str, str]]:
         "from tests.harness.stand_in import stand_in\n\nstand_in()\n"
     )
     # It keeps the environment that it starts with, which must not be one that names this server.
-    forks()
-    await asyncio.to_thread(forkserver.ensure_running)
+    await asyncio.to_thread(start_server)
     address = f"headgate-{uuid4().hex}"
     server = await asyncio.start_unix_server(_fork, "\0" + address, limit=2**22)
     async with server:

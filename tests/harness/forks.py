@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -46,6 +47,18 @@ def forks() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LOADED)
     return context
+
+
+def start_server() -> None:
+    """Start the server of forked programs, if it does not run; it imports what they need while this process continues."""
+    forks()
+    forkserver.ensure_running()
+
+
+def share_server() -> None:
+    """Use the server that the parent of this process has started, if any; only the parent can ask whether it runs."""
+    if forkserver._forkserver._forkserver_pid is not None:  # type: ignore[attr-defined]
+        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
 
 
 def fork(work: Callable[..., None], *arguments: Any, log: Path | None = None) -> BaseProcess:

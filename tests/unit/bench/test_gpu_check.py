@@ -37,6 +37,8 @@ from tests.harness.vllm import SharedEngine
 from trainer.model.attention import attend
 
 ROOT = Path(__file__).parents[3]
+SLOW = ("ranks", "transfer", "offload")
+"""Checks that start processes; each repeats what tests of the trainer say."""
 H100 = "0, GPU-6f1, NVIDIA H100 80GB HBM3, 81559, 9.0, 580.65.06\n"
 
 
@@ -147,14 +149,21 @@ def test_replies_of_a_group_see_its_question_and_themselves() -> None:
     assert figures.pairs_of(record) == 15 + 2 * (3 * 5 + 6)
 
 
-@pytest.mark.parametrize("check", [c for c in CHECKS if c.part == "trainer"], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=check.name, marks=[pytest.mark.long] * (check.name in SLOW))
+        for check in CHECKS
+        if check.part == "trainer"
+    ],
+)
 def test_each_check_of_the_trainer_passes_in_its_dry_form(check: Check, tmp_path: Path) -> None:
     result = result_of(check, Place("cpu", tmp_path / check.name, {}))
     assert result["ok"], result
     json.dumps(result)
 
 
-@pytest.mark.parametrize("name", ["update", "training"])
+@pytest.mark.parametrize("name", ["update", pytest.param("training", marks=pytest.mark.long)])
 async def test_each_check_of_the_engine_passes_in_its_dry_form(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
