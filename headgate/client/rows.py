@@ -48,7 +48,7 @@ class Row:
     versions: Int32Array
     """The version that sampled the token; -1 where nothing was sampled."""
     temperature: Float32Array
-    """By which logits are divided before they are compared; 1 where nothing was sampled."""
+    """By which logits are divided before they are compared; 1 where nothing is trained."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -100,6 +100,8 @@ def _row(group: Group, episode: Episode, branch: int, path: trees.Path) -> Row:
             for piece in path
         ]).astype(dtype)  # fmt: skip
 
+    train = sampled & ~np.logical_or.reduce([np.zeros(len(sampled), np.bool_), *masked.values()])
+    temperature = np.concatenate([np.full(piece.length, piece.node.temperature) for piece in path])
     return Row(
         group_id=group.group_id,
         task_id=group.task_id,
@@ -108,15 +110,12 @@ def _row(group: Group, episode: Episode, branch: int, path: trees.Path) -> Row:
         branch=branch,
         ids=np.concatenate([piece.node.ids[: piece.length] for piece in path]).astype(np.int32),
         sampled=sampled,
-        train=sampled & ~np.logical_or.reduce([np.zeros(len(sampled), np.bool_), *masked.values()]),
+        train=train,
         masked=masked,
         logprobs=column("logprobs", 0.0, np.float32),  # type: ignore[arg-type]
         versions=column("versions", -1, np.int32),  # type: ignore[arg-type]
-        temperature=np.concatenate([
-            np.full(piece.length, piece.node.temperature if piece.node.sampled else 1.0, np.float32)
-            for piece in path
-        ]),
-    )  # fmt: skip
+        temperature=np.where(train, temperature, 1.0).astype(np.float32),
+    )
 
 
 def _masks(piece: trees.Piece, episode: Episode) -> Iterator[tuple[str, BoolArray]]:
