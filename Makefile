@@ -31,7 +31,7 @@ TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check fix test test-fast test-all test-compat docs demo bench gpu-check report up engine clean \
-	console console-check docs-reference clients clients-all environments
+	console console-check docs-reference clients clients-all environments trl
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -56,7 +56,7 @@ test: setup console-check engine clients ## every test but the long ones, with r
 test-fast: setup ## the tests that need no server and no other environment (3 minutes)
 	$(TESTS) test-fast
 
-test-all: test test-compat environments ## everything: also the tests that take minutes each, and test-compat
+test-all: test test-compat environments trl ## everything: also the tests that take minutes each, and test-compat
 	$(TESTS) test-all
 
 test-compat: setup clients-all ## foreign programs; makes docs/topics/compatibility.md. GROUP=coding runs and prints a part
@@ -243,10 +243,12 @@ $(ROUTERS)/.ready: requirements/routers.txt
 	@$(ROUTERS)/bin/python $(PIP) --no-deps -r requirements/routers.txt
 	@touch $@
 
-$(TRL)/.ready: requirements/trl.txt
+trl: $(TRL)/.ready
+
+$(TRL)/.ready: requirements/trl.txt $(VENV)/.ready
 	@echo "installing TRL into $(TRL)"
 	@$(PYTHON) -m venv $(TRL)
-	@$(TRL)/bin/python $(PIP) $(TORCH)
+	@cd $(TRL)/lib/python*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > headgate.pth
 	@$(TRL)/bin/python $(PIP) --no-deps -r requirements/trl.txt
 	@touch $@
 

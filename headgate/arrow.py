@@ -1,6 +1,7 @@
 """The form in which token trees travel to a trainer: an Arrow table, one row per node.
 
-The schema is the contract between gateway and trainer; `FEED_SCHEMA_VERSION` changes whenever a field changes its meaning.
+The schema is the contract between gateway and trainer: columns are added and never removed or changed, unless `FEED_VERSION`
+grows (docs/topics/feed.md).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headgate.feed_version import FEED_VERSION, OLDEST_FEED
 from headgate.routes import SHAPE_KEY, PackedRoutes
 from headgate.types import (
     Episode,
@@ -20,10 +22,9 @@ from headgate.types import (
     Node,
 )
 
-FEED_SCHEMA_VERSION = 2
-_WITH_IMAGES = 3
-"""The version of tables with images, without which some of their tokens mean nothing: readers that know none refuse them."""
-_READ = (str(FEED_SCHEMA_VERSION), str(_WITH_IMAGES))
+_WITHOUT_IMAGES = 2
+"""The version of tables without images, which older readers can read: the tokens of the others mean nothing without images."""
+_READ = tuple(str(version) for version in range(OLDEST_FEED, FEED_VERSION + 1))
 
 FEED_SCHEMA = pa.schema(
     [
@@ -53,7 +54,7 @@ FEED_SCHEMA = pa.schema(
         ("context_full", pa.bool_()),
         ("routed_experts", pa.binary()),
     ],
-    metadata={"headgate_feed": str(FEED_SCHEMA_VERSION)},
+    metadata={"headgate_feed": str(_WITHOUT_IMAGES)},
 )
 """One row per node; the rows of an episode, and the episodes of a group, are consecutive.
 
@@ -83,7 +84,7 @@ _NO_NODE = Node(
 
 def schema(*, images: bool, routes: PackedRoutes | None = None) -> pa.Schema:
     """Return `FEED_SCHEMA`, of the version of tables with images or without. `routes`: some of the table's, for their shape."""
-    metadata = {"headgate_feed": str(_WITH_IMAGES if images else FEED_SCHEMA_VERSION)}
+    metadata = {"headgate_feed": str(FEED_VERSION if images else _WITHOUT_IMAGES)}
     if routes is not None:
         metadata[SHAPE_KEY] = json.dumps(
             {"layers": routes.layers, "top_k": routes.top_k, "dtype": routes.dtype}

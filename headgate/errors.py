@@ -3,6 +3,7 @@
     GatewayError
     ├── BadRequest          the caller must change the request              400; also 404, 405, 408, 415, 431, 501
     │   └── Unprocessable   well-formed, but its content cannot be used     422
+    │       └── UnusableVersion     a version's folder; its number stays free       422
     ├── NotAuthenticated    send the right key                              401
     ├── Forbidden           no web page of another site may do this         403
     ├── NotFound            there is no such thing here                     404
@@ -86,6 +87,13 @@ class Unprocessable(BadRequest):
     """The request is well-formed, but what it names cannot be used."""
 
     status = 422
+
+
+class UnusableVersion(Unprocessable):
+    """The folder that a request publishes is not a version; nothing of it is recorded."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message, code=code, param="path")
 
 
 class NotAuthenticated(GatewayError):

@@ -4,7 +4,6 @@ TrainerError
 |- ConfigError          a settings file or recipe that cannot be used
 |- CheckpointError      a checkpoint that is missing, cannot be read or written, or is of another model
 |  `- CheckpointDamaged  some of its bytes differ from those that were written
-|- VersionReused        weights of this version were written before
 |- GatewayAhead         the gateway knows weights newer than the newest checkpoint
 |- GatewayUnreachable   the gateway does not respond, or another one listens at its address
 |- LeaseLost            the gateway no longer grants the lease that is being trained
@@ -35,10 +34,6 @@ class CheckpointError(TrainerError):
 
 class CheckpointDamaged(CheckpointError):
     """A checkpoint that has other bytes than were written; an older one may be whole."""
-
-
-class VersionReused(TrainerError):
-    """Weights of this version were written before; a version names one set of weights permanently."""
 
 
 class GatewayAhead(TrainerError):

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from headgate.probes import choose, default_sequences
 from headgate.types import Episode, Group
 from trainer.algorithms import StepTokens, TokenBatch
 from trainer.config.settings import TrainingSettings
@@ -167,7 +168,7 @@ class RankTrainer(RankState):
         lr = optim.lr_at(self.steps, self.settings.optimizer, self.settings.run.steps)
         optim.set_lr(self.optimizer, lr)
         minibatches = batch.minibatches()  # these have the rows of algorithms that need the whole batch
-        candidates = batch.candidates() or probe.default_sequences(self.policy.vocabulary)
+        candidates = batch.candidates() or default_sequences(self.policy.vocabulary)
         merged = not self.settings.serves_adapters
         score = partial(probe.logprobs, self.policy, candidates, merged=merged)
         before = score()
@@ -175,7 +176,7 @@ class RankTrainer(RankState):
         if stepped:
             self.skipped = 0
             self.version, self.parent = self.version + 1, self.version
-            chosen = probe.choose(candidates, score(), before)
+            chosen = choose(candidates, score(), before)
             self.probe = replace(chosen, noise=probe.noise(self.policy, chosen, merged=merged))
         else:
             self.skipped += 1

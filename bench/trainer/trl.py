@@ -1,6 +1,6 @@
 """TRL's side of the trainer's bench: GRPOTrainer as its users run it, on a recorded batch in place of its own samples.
 
-It runs in an environment that has TRL (`make bench NAME=trainer` makes .venv-trl) and not headgate's packages. Only sampling is
+It runs in an environment that has TRL (`make trl` makes .venv-trl) and uses none of headgate's packages. Only sampling is
 replaced: TRL pads, shuffles and splits the batch, computes its loss, accumulates, clips and steps. Each path of an episode is a
 row; what an earlier row trains is masked by `tool_mask`. Commands come on stdin, and answers go to stdout: a line each.
 """

@@ -239,11 +239,11 @@ class Versions(VersionRecords):
         row = await self._database.read(lambda c: statements.version(c, self.model, version))
         newest = await self._database.read(lambda c: statements.newest_version(c, self.model))
         if row is not None and row["path"] != weights.path:
-            raise Conflict(f"version {version} was published from {row['path']}", code="version_used")
+            message = f"version {version} was published from {row['path']}"
+            raise Conflict(message, code="version_used", param="version")
         if row is None and newest is not None and version <= newest["version"]:
-            raise Conflict(
-                f"version {version} is not newer than {newest['version']}", code="version_not_newer"
-            )
+            message = f"version {version} is not newer than {newest['version']}"
+            raise Conflict(message, code="version_not_newer", param="version")
         if row is None:
             if not skip_batches:
                 await self._check_next(version)
@@ -274,7 +274,7 @@ class Versions(VersionRecords):
             known = await self._database.read(lambda c: statements.parents(c, self.model, "live"))
             if parent not in known:
                 message = f"the parent of version {weights.version} is {parent}, which was never live here"
-                raise Unprocessable(message, code="unknown_parent")
+                raise Unprocessable(message, code="unknown_parent", param="path")
         values = {
             "model": self.model,
             "version": weights.version,

@@ -90,7 +90,10 @@ class Leases:
         passed = current is not None and current.lease.batch != batch
         if current and not passed and current.consumer != consumer and not current.expired():
             raise Conflict(
-                f"batch {current.lease.batch} is leased to {current.consumer!r}", code="lease_held"
+                f"batch {current.lease.batch} is leased to {current.consumer!r}: wait until that lease ends, or lease under the"
+                " same name",
+                code="lease_held",
+                param="consumer",
             )
         self._fence += 1
         fence, size = self._fence, self._ledger.rule.settings.batch
@@ -161,7 +164,7 @@ class Leases:
         try:
             await self._ledger.apply(Consume(lease.batch), write)
         except ValueError as error:
-            raise Conflict(str(error), code="batch_not_ready") from error
+            raise Conflict(str(error), code="batch_not_ready", param="lease_id") from error
         if self._current is current:  # the next batch may be leased already
             self._current = None
 
@@ -210,14 +213,21 @@ class Leases:
     def _check(self, lease_id: str, fence: int) -> _Current:
         current, following = self._current, self._ledger.rule.next_batch
         if current is None or current.lease.lease_id != lease_id:
-            raise NotFound(f"no lease {lease_id!r} is held; lease again", code="no_lease")
+            raise NotFound(f"no lease {lease_id!r} is held; lease again", code="no_lease", param="lease_id")
         if current.lease.fence != fence:
-            raise Conflict(f"fence {fence} is not that of {lease_id}", code="fenced")
+            message = (
+                f"fence {fence} is not that of {lease_id}: another trainer has leased since; lease again"
+            )
+            raise Conflict(message, code="fenced", param="fence")
         if current.lease.batch != following:
             raise NotFound(
                 f"{lease_id} has ended: batch {current.lease.batch} was passed over, the next to train is {following}",
                 code="no_lease",
+                param="lease_id",
             )
         if current.expired():
-            raise Conflict(f"{lease_id} has ended: it was not renewed in time", code="lease_expired")
+            message = (
+                f"{lease_id} has ended: it was not renewed in time; lease again, which gives the same batch"
+            )
+            raise Conflict(message, code="lease_expired", param="lease_id")
         return current

@@ -1,4 +1,8 @@
-"""The gateway from outside: its admin API (`admin`), and a driver that runs any agent once per episode (`driver`)."""
+"""The gateway from outside: its admin API (`GatewayClient`), a driver that runs any agent once per episode (`EpisodeRunner`), and
+the feed for trainers of any kind (`Feed`).
+
+It needs neither PyTorch nor a database nor the server's libraries. Names that are exported here are public.
+"""
 
 from headgate.client.admin import GatewayClient, GatewayRefused
 from headgate.client.agents import (
@@ -9,18 +13,30 @@ from headgate.client.agents import (
 )
 from headgate.client.driver import EpisodeRunner
 from headgate.client.failures import RunStopped
+from headgate.client.feed import Batch, Feed, LeaseLost, VersionRefused
 from headgate.client.outcomes import EpisodeOutcome
+from headgate.client.refusal import OldGateway
 from headgate.client.retry import GatewayUnreachable
+from headgate.client.rows import Row, rows_of
+from headgate.client.versions import write_version
 
 __all__ = [
     "Agent",
     "AgentCrashed",
+    "Batch",
     "EpisodeOutcome",
     "EpisodeRunner",
+    "Feed",
     "GatewayClient",
     "GatewayRefused",
     "GatewayUnreachable",
+    "LeaseLost",
+    "OldGateway",
+    "Row",
     "RunStopped",
     "Task",
+    "VersionRefused",
     "load_agent",
+    "rows_of",
+    "write_version",
 ]

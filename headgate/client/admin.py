@@ -7,6 +7,7 @@ Where a method takes a `model`, None is the gateway's first trained one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Self
 
 import httpx
@@ -14,7 +15,8 @@ from httpx_aiohttp import AiohttpTransport
 
 from headgate.arrow import read_stream
 from headgate.client.events import EventStream
-from headgate.client.refusal import GatewayRefused, body_of, refusal
+from headgate.client.refusal import GatewayRefused, OldGateway, body_of, refusal
+from headgate.feed_version import FEED_HEADER, FEED_VERSION, OLDEST_FEED
 from headgate.http import responds
 from headgate.types import (
     AS_REQUESTED,
@@ -39,7 +41,9 @@ class GatewayClient:
     """The admin API of one gateway; `base_url` is its root, such as `http://127.0.0.1:8000`."""
 
     def __init__(self, base_url: str, admin_key: str | None = None, timeout_s: float = 60.0) -> None:
-        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        headers = {FEED_HEADER: str(FEED_VERSION)}
+        if admin_key:
+            headers["Authorization"] = f"Bearer {admin_key}"
         self._http = httpx.AsyncClient(
             base_url=base_url,
             headers=headers,
@@ -173,8 +177,16 @@ class GatewayClient:
     # Batches
 
     async def lease(self, consumer: str, model: str | None = None) -> Lease:
-        """Lease the next batch, complete or not. Raise `GatewayRefused` with status 409 while another consumer has the lease."""
-        return Lease(**await self._json("POST", "/leases", json={"consumer": consumer, "model": model}))
+        """Lease the next batch, complete or not.
+
+        Raise `GatewayRefused` with status 409 while another consumer has the lease, and `OldGateway`.
+        """
+        response = await self._send("POST", "/leases", json={"consumer": consumer, "model": model})
+        served = int(response.headers.get(FEED_HEADER, 0))
+        if served < OLDEST_FEED:
+            raise OldGateway(self.url, served)
+        body = body_of(response)  # a newer gateway may send further fields
+        return Lease(**{field.name: body[field.name] for field in fields(Lease)})
 
     async def leased_groups(
         self, lease: Lease, cursor: int = 0, wait_s: float = 0.0, model: str | None = None

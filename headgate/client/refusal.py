@@ -6,6 +6,8 @@ from typing import Any
 
 import httpx
 
+from headgate.feed_version import FEED_VERSION, OLDEST_FEED
+
 _LASTING = frozenset({"ledger_broken", "store_down"})
 """Codes of refusals that last until the gateway is restarted, although their status means a temporary failure."""
 
@@ -13,12 +15,21 @@ _LASTING = frozenset({"ledger_broken", "store_down"})
 class GatewayRefused(Exception):
     """The gateway responded with an error."""
 
-    def __init__(self, status: int, message: str, code: str | None, retry_after: float | None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None,
+        retry_after: float | None,
+        param: str | None = None,
+    ) -> None:
+        """`param`: the field or header of the request that is wrong."""
         super().__init__(f"{status}: {message}")
         self.status = status
         self.message = message
         self.code = code
         self.retry_after = retry_after
+        self.param = param
 
     @property
     def lasts(self) -> bool:
@@ -39,6 +50,17 @@ class NotAGateway(GatewayRefused):
         return self.message
 
 
+class OldGateway(Exception):
+    """The gateway serves a version of the feed that this client cannot read."""
+
+    def __init__(self, url: str, served: int) -> None:
+        version = f"version {served}" if served else "no version"
+        super().__init__(
+            f"the gateway at {url} serves {version} of the feed, and this client reads {OLDEST_FEED} to {FEED_VERSION}: install a"
+            " newer headgate there"
+        )
+
+
 def body_of(response: httpx.Response) -> dict[str, Any]:
     """Return the object in a response of the gateway. Raise NotAGateway."""
     try:
@@ -54,11 +76,12 @@ def refusal(response: httpx.Response) -> GatewayRefused:
     """Read an error in a response of the gateway."""
     try:
         error = response.json()["error"]
-        message, code = error["message"], error["code"]
+        message, code, param = error["message"], error["code"], error.get("param")
     except (ValueError, KeyError, TypeError):
         return NotAGateway(response)
     retry_after = response.headers.get("retry-after")
-    return GatewayRefused(response.status_code, message, code, float(retry_after) if retry_after else None)
+    pause_s = float(retry_after) if retry_after else None
+    return GatewayRefused(response.status_code, message, code, pause_s, param)
 
 
 def cause_of(error: httpx.TransportError) -> str:

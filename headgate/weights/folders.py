@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import TracebackType
 
 DELETED = ".gone"
 """The suffix of a folder that is being deleted."""
@@ -63,3 +64,34 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class AtomicDirectory:
+    """A directory that appears whole or not at all: filled under another name, fsynced, renamed at the end of the block.
+
+    Raise FileExistsError if there is one of the name. What an earlier process left half-written under the name is removed.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+
+    def __enter__(self) -> Path:
+        if self.target.exists():
+            raise FileExistsError(f"{self.target} exists; a version is written once")
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in self.target.parent.glob(f".{self.target.name}.tmp-*"):
+            shutil.rmtree(leftover)
+        self._temporary.mkdir()
+        return self._temporary
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            return
+        for path in (*sorted(p for p in self._temporary.rglob("*")), self._temporary):
+            sync(path)
+        self._temporary.rename(self.target)
+        sync(self.target.parent)

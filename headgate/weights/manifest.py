@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from headgate.types import Probe
 from headgate.weights.tensors import (
     PIECE,
     Scan,
@@ -40,6 +42,26 @@ class Piece:
 
 class BadManifest(ValueError):
     """A manifest that does not describe its files."""
+
+
+def write_manifest(
+    folder: Path, version: int, parent: int | None, probe: Probe | None, unchanged: Sequence[str] = ()
+) -> None:
+    """Write the manifest of what is in a folder. Reads every byte, so call it in a thread.
+
+    `unchanged`: tensors that the version leaves out. Raise OSError.
+    """
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / MANIFEST)
+    manifest = {
+        "format": FORMAT,
+        "version": version,
+        "parent": parent,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "files": {str(file.relative_to(folder)): entry_of(file) for file in files},
+        "probe": probe.to_json() if probe else None,
+        "unchanged": list(unchanged),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
 def entry_of(file: Path) -> dict[str, Any]:

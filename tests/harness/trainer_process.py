@@ -43,14 +43,14 @@ POINTS = {
     "gradient whole": Point("trainer.rank_trainer:RankTrainer", "step", "before"),
     "stepped": Point("trainer.rank_trainer:RankTrainer", "step", "after"),
     "checkpoint not renamed": Point(
-        "trainer.state.directory:AtomicDirectory", "__exit__", "before", "checkpoints"
+        "headgate.weights.folders:AtomicDirectory", "__exit__", "before", "checkpoints"
     ),
     "checkpoint written": Point(
-        "trainer.state.directory:AtomicDirectory", "__exit__", "after", "checkpoints"
+        "headgate.weights.folders:AtomicDirectory", "__exit__", "after", "checkpoints"
     ),
     "checkpoint half removed": Point("headgate.weights.folders:shutil", "rmtree", "before", "checkpoints"),
-    "weights not renamed": Point("trainer.state.directory:AtomicDirectory", "__exit__", "before", "weights"),
-    "weights written": Point("trainer.state.directory:AtomicDirectory", "__exit__", "after", "weights"),
+    "weights not renamed": Point("headgate.weights.folders:AtomicDirectory", "__exit__", "before", "weights"),
+    "weights written": Point("headgate.weights.folders:AtomicDirectory", "__exit__", "after", "weights"),
     "weights half removed": Point("headgate.weights.folders:shutil", "rmtree", "before", "weights"),
     "publishing": Point("headgate.client:GatewayClient", "publish", "underway"),
     "published": Point("trainer.loop.feed:Feed", "publish", "after"),

@@ -2,7 +2,7 @@
 
 It runs in an environment that has TRL, and writes the record that tests/unit/trainer/test_trl.py reads:
 
-    python3 -m venv .venv-trl && .venv-trl/bin/pip install torch==2.13.0 trl==1.16.0
+    make trl
     .venv-trl/bin/python -m tests.harness.trl_losses tests/unit/trainer/recorded/trl.json
 """
 

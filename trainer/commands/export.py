@@ -10,7 +10,6 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.model import pretrained
 from trainer.rank_trainer import RankTrainer
 from trainer.state import faults
-from trainer.state.directory import AtomicDirectory
 
 
 def export(settings: Settings, out: Path, version: int | None = None, *, adapter: bool = False) -> int:
@@ -35,7 +34,7 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
     if version is not None and version != trainer.version:
         trainer.restore(directory / folders.name_of(version))
     if adapter and trainer.policy.adapters is not None:
-        with faults.writing(out), AtomicDirectory(out) as temporary:
+        with faults.writing(out), folders.AtomicDirectory(out) as temporary:
             trainer.policy.adapters.save(temporary, trainer.gather_adapter())
     else:
         write(trainer, out)
@@ -44,5 +43,5 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
 
 def write(trainer: RankTrainer, out: Path) -> None:
     """Write the trainer's weights as `out`, whole or not at all. Raise CheckpointError."""
-    with faults.writing(out), AtomicDirectory(out) as temporary:
+    with faults.writing(out), folders.AtomicDirectory(out) as temporary:
         pretrained.save(trainer.model, temporary, trainer.settings.model.path, trainer.gather_weights())

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headgate import trees
 from headgate.routes import Routes
 from headgate.types import (
     LEAST_TEMPERATURE,
@@ -28,7 +29,6 @@ from headgate.types import (
     ImageSpan,
     Int32Array,
     Node,
-    TokenFlag,
 )
 from trainer.config.distill import DistillSettings
 from trainer.data.distill import advantages, gaps
@@ -40,18 +40,6 @@ BoolArray = npt.NDArray[np.bool_]
 Float64Array = npt.NDArray[np.float64]
 Credit = Mapping[int, float]
 """The advantage of an episode's tokens, by the index of their node."""
-
-UNTRAINED = (
-    TokenFlag.INVALID_LOGPROB
-    | TokenFlag.GREEDY
-    | TokenFlag.CONSTRAINED
-    | TokenFlag.TRUNCATED
-    | TokenFlag.UNCONFIRMED
-    | TokenFlag.ORPHANED
-    | TokenFlag.LATE
-    | TokenFlag.UNROUTED
-)
-"""Flags of tokens that were not drawn from the policy's own distribution, or not certainly from a version that counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +131,7 @@ def _trainable(node: Node, masked: Counter[str]) -> BoolArray:
     """Return which tokens of a node may be trained, shape (n,), and count the others in `masked`."""
     train = np.full(len(node.ids), node.sampled, dtype=np.bool_)
     if node.sampled:
-        for reason, tokens in untrained(node):
+        for reason, tokens in trees.untrained(node):
             masked[reason] += int(tokens.sum())
             train &= ~tokens
     return train
@@ -165,31 +153,6 @@ def _divides(temperature: float) -> bool:
     return bool(np.float32(LEAST_TEMPERATURE) <= np.float32(temperature) < np.inf)
 
 
-def untrained(node: Node) -> Iterator[tuple[str, BoolArray]]:
-    """Yield the tokens of a sampled node that may not be trained, by reason; shape (n,) each, and none is in two of them."""
-    if node.mask_reason:
-        yield node.mask_reason, np.ones(len(node.ids), dtype=np.bool_)
-        return
-    forbidden = node.flags & int(UNTRAINED)
-    for flags in np.unique(forbidden):
-        if flags:
-            yield _reason(int(flags)), forbidden == flags
-    left = forbidden == 0
-    if node.parent < 0 and len(left) and left[0]:
-        # The first token of a row has no context from which it could be predicted.
-        first = np.arange(len(left)) == 0
-        yield "no_context", first
-        left &= ~first
-    invalid = left & ~np.isfinite(node.logprobs)
-    if invalid.any():
-        yield _reason(TokenFlag.INVALID_LOGPROB), invalid
-
-
-def _reason(flags: int) -> str:
-    """Return the first of the flags that forbids training, as a word."""
-    return next(flag for flag in UNTRAINED if flag & flags).name.lower()  # type: ignore[union-attr]
-
-
 def _paths(
     episode: Episode,
     trainable: dict[int, BoolArray],
@@ -197,40 +160,20 @@ def _paths(
     weight: float,
     routes: Mapping[int, Routes] | None,
 ) -> Iterator[Row]:
-    nodes = {node.index: node for node in episode.nodes}
-    continued = {
-        node.parent for node in episode.nodes
-        if node.parent >= 0 and node.at == len(nodes[node.parent].ids)
-    }  # fmt: skip
-    # Tokens of a node before this position are trained by an earlier row.
-    trained_until = dict.fromkeys(nodes, 0)
-    for leaf in episode.nodes:
-        if leaf.index in continued:
-            continue
-        pieces = list(_path(leaf, nodes))
+    for path in trees.paths(episode.nodes):
         masks = []
-        for node, length in pieces:
-            mask = trainable[node.index][:length].copy()
-            mask[: trained_until[node.index]] = False
-            trained_until[node.index] = max(trained_until[node.index], length)
+        for piece in path:
+            mask = trainable[piece.node.index][: piece.length].copy()
+            mask[: piece.earlier] = False
             masks.append(mask)
         train = np.concatenate(masks)
         if train.any():
-            yield _row(episode.episode_id, pieces, train, earned, weight, routes)
-
-
-def _path(leaf: Node, nodes: dict[int, Node]) -> list[tuple[Node, int]]:
-    """Return the nodes from the root to `leaf`, each with how many of its tokens the path holds."""
-    path = [(leaf, len(leaf.ids))]
-    while path[-1][0].parent >= 0:
-        child = path[-1][0]
-        path.append((nodes[child.parent], child.at))
-    return path[::-1]
+            yield _row(episode.episode_id, path, train, earned, weight, routes)
 
 
 def _row(
     episode_id: str,
-    pieces: Sequence[tuple[Node, int]],
+    path: trees.Path,
     train: BoolArray,
     earned: Mapping[int, Float64Array],
     weight: float,
@@ -239,6 +182,7 @@ def _row(
     # What follows changes no log-probability before it.
     end = int(train.nonzero()[0][-1]) + 1
 
+    pieces = [(piece.node, piece.length) for piece in path]
     starts = itertools.accumulate((n for _, n in pieces), initial=0)
     images = (
         image._replace(offset=start + image.offset)

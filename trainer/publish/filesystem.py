@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,10 @@ from torch import Tensor
 
 from headgate.types import Probe
 from headgate.weights import delta, folders
-from headgate.weights.manifest import (
-    FORMAT,
-    MANIFEST,
-    entry_of,
-)
+from headgate.weights.manifest import MANIFEST, write_manifest
 from trainer.model import pretrained as models
 from trainer.model.policy import Adapters
-from trainer.state.directory import AtomicDirectory, sweep
+from trainer.state.directory import sweep
 
 _WORTH_IT = 0.5
 """The share of the weights' bytes above which a delta is not kept."""
@@ -52,31 +47,19 @@ class WeightsDirectory:
         state: Mapping[str, Tensor] | None = None,
         adapters: Adapters | None = None,
     ) -> Path:
-        """Write a version, with `state` instead of the model's own. Raise VersionReused if it was written before.
+        """Write a version, with `state` instead of the model's own. Raise FileExistsError if it was written before.
 
         `adapters`: the version has only these, and `state` has their factors.
         """
-        with AtomicDirectory(self.path(version)) as temporary:
+        with folders.AtomicDirectory(self.path(version)) as temporary:
             if adapters is not None:
                 adapters.save(temporary, state or {})
             else:
                 models.save(model, temporary, self.companions, state)
             if self.deltas and parent is not None:
                 self._write_delta(temporary, parent)
-            manifest = {
-                "format": FORMAT,
-                "version": version,
-                "parent": parent,
-                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "files": {
-                    str(file.relative_to(temporary)): entry_of(file)
-                    for file in sorted(temporary.rglob("*"))
-                    if file.is_file()
-                },
-                "probe": probe.to_json() if probe else None,
-                "unchanged": [] if adapters else models.untrained(self.companions, temporary),
-            }  # fmt: skip
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            unchanged = [] if adapters else models.untrained(self.companions, temporary)
+            write_manifest(temporary, version, parent, probe, unchanged)
         return self.path(version)
 
     def _write_delta(self, temporary: Path, parent: int) -> None:

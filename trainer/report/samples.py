@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headgate.trees import untrained
 from headgate.types import (
     Episode,
     Group,
@@ -19,7 +20,7 @@ from headgate.types import (
 )
 from trainer.data import credit
 from trainer.data.details import BatchDetails, Judged
-from trainer.data.tree import Credit, untrained
+from trainer.data.tree import Credit
 from trainer.errors import ConfigError
 from trainer.report.files import atomic_file
 

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headgate.trees import untrained
 from headgate.types import Episode, Node
 from trainer.data.details import BatchDetails, Figures
-from trainer.data.tree import Credit, untrained
+from trainer.data.tree import Credit
 from trainer.report.files import atomic_file
 
 EQUAL_REWARDS = "equal_rewards"

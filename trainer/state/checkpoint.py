@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from headgate.weights import folders
-from trainer.errors import CheckpointDamaged, CheckpointError, VersionReused
+from trainer.errors import CheckpointDamaged, CheckpointError
 from trainer.model import parallel, shards
 from trainer.model.optim import Moments, Optimizer
 from trainer.model.parallel import Ranks
 from trainer.state import faults, record, terms
-from trainer.state.directory import AtomicDirectory
 from trainer.state.record import CheckpointMeta, Record
 from trainer.state.terms import Terms
 
@@ -57,7 +56,7 @@ def tensors_of(model: Any, optimizer: Optimizer, ranks: Ranks) -> dict[str, Tens
 def save(directory: Path, meta: CheckpointMeta, tensors: Mapping[str, Tensor], ranks: Ranks) -> Path:
     """Write `directory/v<version>`, whole or not at all. Collective.
 
-    Raise VersionReused if there is one, CheckpointError if it cannot be written, and RankLost.
+    Raise CheckpointError if it cannot be written or exists, and RankLost.
     """
     target, needed = directory / folders.name_of(meta.version), shards.size_of(tensors)
     with faults.writing(target, needed), ranks.within("checkpoint"), ExitStack() as stack:
@@ -78,8 +77,8 @@ def _begun(target: Path, needed: int, ranks: Ranks) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
             faults.check_space(target, needed)
-            temporary = stack.enter_context(AtomicDirectory(target))
-        except (OSError, VersionReused) as error:
+            temporary = stack.enter_context(folders.AtomicDirectory(target))
+        except OSError as error:
             ranks.broadcast(faults.unwritable(target, error, needed))
             raise
         yield temporary

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all: the trainer writes checkpoints and versions only so."""
+"""A run's folders: one trainer uses them, and removes what earlier processes left there."""
 
 from __future__ import annotations
 
@@ -8,46 +8,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from headgate.processes.lock import LockHeld, lock
 from headgate.weights import folders
-from headgate.weights.folders import sync
-from trainer.errors import ConfigError, VersionReused
+from trainer.errors import ConfigError
 from trainer.state import faults
 
 _TEMPORARY = re.compile(r"\..+\.tmp-(\d+)")
-
-
-class AtomicDirectory:
-    """A directory that appears whole or not at all: filled under another name, fsynced, renamed at the end of the block.
-
-    Raises VersionReused if there is one of the name. What an earlier process left half-written under the name is removed.
-    """
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        self._temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        if self.target.exists():
-            raise VersionReused(f"{self.target} exists; a version is written once")
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in self.target.parent.glob(f".{self.target.name}.tmp-*"):
-            shutil.rmtree(leftover)
-        self._temporary.mkdir()
-        return self._temporary
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            return
-        for path in (*sorted(p for p in self._temporary.rglob("*")), self._temporary):
-            sync(path)
-        self._temporary.rename(self.target)
-        sync(self.target.parent)
 
 
 @contextmanager

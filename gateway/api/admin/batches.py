@@ -6,18 +6,27 @@ Groups travel as an Arrow stream of `headgate.arrow.FEED_SCHEMA`.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import Admin
 from gateway.api.admin.admin_route import admin_router
+from gateway.api.admin.feed_responses import (
+    ARROW,
+    COMPLETE,
+    CURSOR,
+    FEED_HEADERS,
+    LeaseName,
+    TrainedBatch,
+    TrainedBatches,
+    serve_feed,
+)
 from gateway.api.context import Number
-from headgate.types import LeasedGroups
+from headgate.types import Lease, LeasedGroups
 
-router = admin_router("Batches")
+router = admin_router("Batches", "", serve_feed)
 
 
 class Body(BaseModel):
@@ -55,12 +64,12 @@ class NackBody(FenceBody):
 
 
 @router.post("/leases")
-async def lease(body: LeaseBody, access: Admin) -> dict[str, Any]:
+async def lease(body: LeaseBody, access: Admin) -> Lease:
     """Lease the next batch to train, whole or not yet."""
-    return asdict(await access.trained(body.model).leases.lease(body.consumer))
+    return await access.trained(body.model).leases.lease(body.consumer)
 
 
-@router.get("/leases/{lease_id}/groups", response_class=Response)
+@router.get("/leases/{lease_id}/groups", response_class=Response, responses=ARROW)
 async def groups(
     lease_id: str,
     access: Admin,
@@ -75,34 +84,35 @@ async def groups(
 
 
 @router.post("/leases/{lease_id}/renew")
-async def renew(lease_id: str, body: FenceBody, access: Admin, model: Model = None) -> dict[str, Any]:
+async def renew(lease_id: str, body: FenceBody, access: Admin, model: Model = None) -> LeaseName:
     """Restart the lease's deadline."""
     await access.trained(model).leases.renew(lease_id, body.fence)
-    return {"lease_id": lease_id}
+    return LeaseName(lease_id=lease_id)
 
 
 @router.post("/leases/{lease_id}/ack")
-async def ack(lease_id: str, body: AckBody, access: Admin, model: Model = None) -> dict[str, Any]:
+async def ack(lease_id: str, body: AckBody, access: Admin, model: Model = None) -> LeaseName:
     """Mark the batch as trained."""
     await access.trained(model).leases.ack(lease_id, body.fence, body.checkpoint)
-    return {"lease_id": lease_id}
+    return LeaseName(lease_id=lease_id)
 
 
 @router.post("/leases/{lease_id}/nack")
-async def nack(lease_id: str, body: NackBody, access: Admin, model: Model = None) -> dict[str, Any]:
+async def nack(lease_id: str, body: NackBody, access: Admin, model: Model = None) -> LeaseName:
     """Give the batch back untrained; the next lease is of the same batch."""
     await access.trained(model).leases.nack(lease_id, body.fence, body.reason)
-    return {"lease_id": lease_id}
+    return LeaseName(lease_id=lease_id)
 
 
 @router.get("/batches")
-async def batches(access: Admin, model: Model = None) -> dict[str, Any]:
+async def batches(access: Admin, model: Model = None) -> TrainedBatches:
     """Return the trained batches, in order: batch, groups, trained_at."""
     found = access.shown(model)
-    return {"model": found.name, "batches": await found.batches.list()}
+    trained = [TrainedBatch(**batch) for batch in await found.batches.list()]
+    return TrainedBatches(model=found.name, batches=trained)
 
 
-@router.get("/batches/{batch}/groups", response_class=Response)
+@router.get("/batches/{batch}/groups", response_class=Response, responses=ARROW)
 async def batch_groups(batch: Number, access: Admin, model: Model = None) -> Response:
     """Return the groups of a trained batch, as the lease gave them and in that order; the headers are those of a lease.
 
@@ -114,8 +124,9 @@ async def batch_groups(batch: Number, access: Admin, model: Model = None) -> Res
 
 async def _stream(leased: LeasedGroups) -> Response:
     headers = {
-        "x-headgate-cursor": str(leased.cursor),
-        "x-headgate-complete": "true" if leased.complete else "false",
+        **FEED_HEADERS,
+        CURSOR: str(leased.cursor),
+        COMPLETE: "true" if leased.complete else "false",
     }
     body = await asyncio.to_thread(_arrow, leased)
     return Response(body, headers=headers, media_type="application/vnd.apache.arrow.stream")

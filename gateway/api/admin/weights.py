@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import Access, Admin
 from gateway.api.admin.admin_route import admin_router
+from gateway.api.admin.feed_responses import VersionState
 from gateway.api.context import Number
 from gateway.store import episodes as statements
 from headgate.errors import BadRequest, Unprocessable
@@ -39,7 +40,7 @@ class PublishBody(BaseModel):
 @router.post("/weights")
 async def publish(
     body: PublishBody, access: Admin, wait: Annotated[float, Query(ge=0, le=3600)] = 0.0
-) -> dict[str, Any]:
+) -> VersionState:
     """Check the manifest and every tensor, and update the engines; return the version's record."""
     versions = access.one(body.model).versions
     if (body.path is None) == (body.url is None):
@@ -51,13 +52,15 @@ async def publish(
     else:
         assert body.path is not None
         path, source = await asyncio.to_thread(_folder, access, body.path), ""
-    return await versions.publish(body.version, path, wait, source, skip_batches=body.skip_batches)
+    record = await versions.publish(body.version, path, wait, source, skip_batches=body.skip_batches)
+    return VersionState.model_validate(record)
 
 
 @router.get("/weights/{version}")
-async def get_version(version: Number, access: Admin, model: str | None = None) -> dict[str, Any]:
+async def get_version(version: Number, access: Admin, model: str | None = None) -> VersionState:
     """Return a version's state, parent, path, what each step of its update took, whether it is bad, and why it is not live."""
-    return await access.gateway.view.versions(model, access.reach).version(version)
+    record = await access.gateway.view.versions(model, access.reach).version(version)
+    return VersionState.model_validate(record)
 
 
 @router.get("/status")

@@ -19,7 +19,7 @@ from tests.harness.plain_model import plain_logprobs
 from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.config.settings import Settings
-from trainer.errors import CheckpointError, VersionReused
+from trainer.errors import CheckpointError
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
@@ -207,7 +207,7 @@ def test_published_weights_have_a_true_manifest_and_load(settings: Settings) -> 
         name: [blake3(t.numpy().tobytes()).hexdigest()] for name, t in stored.items()
     }
     assert_probe_distinguishes(manifest["probe"], model.load(path), model.load(settings.model.path))
-    with pytest.raises(VersionReused):
+    with pytest.raises(FileExistsError):
         weights.write(1, 0, trainer.model, trainer.probe)
 
 

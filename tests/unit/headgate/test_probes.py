@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.probes import choose, default_sequences
 from headgate.types import Probe
-from trainer.model.probe import choose, default_sequences
 
 
 def test_a_probe_is_of_the_sequences_whose_tokens_differ_most_on_average() -> None:

@@ -1,0 +1,122 @@
+"""TRL's GRPOTrainer on the batches of a gateway: it trains what an unmodified agent did, and its versions reach the engines.
+
+TRL requests rollouts, and this trainer returns a leased batch: a row for each episode, its newest path. Before the next batch, it
+publishes the version that TRL's step made. Invariants: each batch is one optimizer step; TRL's rows are the recorded tokens with
+their log-probabilities; a row that nothing is trained of has no reward, unless its episode has one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from headgate.client import Batch, Feed, Row
+
+
+class GatewayTrainer(GRPOTrainer):
+    """A GRPOTrainer whose rollouts are the batches of `feed`, with groups of `num_generations` episodes."""
+
+    def __init__(self, url: str, key: str | None, versions: Path, steps: int, args: GRPOConfig) -> None:
+        """`versions`: the folder of what is published; `steps`: the version at which the run ends."""
+        self.feed = Feed(url, key, score=self._score)
+        self.versions = versions
+        self.batch: Batch | None = None
+        version, folder = self.feed.live()
+        args.max_steps = max(0, steps - version)
+        groups = (
+            args.generation_batch_size // args.num_generations
+        )  # TRL has a setting for their product alone
+        super().__init__(
+            model=str(folder),
+            args=args,
+            reward_funcs=_rewards,
+            rollout_func=self._rollouts,
+            train_dataset=Dataset.from_list([{"prompt": ""}] * groups),
+        )
+        # TRL reads the recorded log-probabilities only so, and takes stale tokens for its own samples else. Constructing it
+        # with use_vllm starts vLLM. Before each batch it calls vllm_generation.sync_weights().
+        self.use_vllm = self.vllm_importance_sampling_correction = True
+        self.vllm_generation = self
+        self._last_loaded_step = -1
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, and publish the last version too."""
+        result = super().train(*args, **kwargs) if self.args.max_steps else None
+        self.sync_weights()
+        self.feed.close()
+        return result
+
+    def sync_weights(self) -> None:
+        """Publish the version that the last batch made, and wait until engines run it."""
+        if self.batch is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                self.accelerator.unwrap_model(self.model).save_pretrained(folder)
+                record = self.batch.publish(Path(folder), self.versions, keep=3)
+            print(f"version {record['version']} is live", flush=True)
+            self.batch = None
+
+    def _rollouts(self, prompts: list[str], _: GRPOTrainer) -> dict[str, list[Any]]:
+        """Return the next batch in TRL's form; short groups, and a batch with too few, are filled with masked rows."""
+        size = self.args.num_generations
+        self.batch = self.feed.batch()
+        newest = {row.episode_id: row for row in self.batch.rows("newest") if len(row.completion_ids)}
+        self._check_temperature(newest.values())
+        filler = _masked(next(iter(newest.values())))
+        members: list[tuple[Row, float | None]] = []
+        for group in self.batch.groups:
+            found = [(newest.get(one.episode_id, filler), one.reward) for one in group.episodes]
+            if len(found) > size:
+                raise ValueError(
+                    f"group {group.group_id} has {len(found)} episodes, num_generations is {size}"
+                )
+            members += [*found, *[(filler, None)] * (size - len(found))]
+        if len(members) > len(prompts):
+            raise ValueError(
+                f"batch {self.batch.number} has {len(members)} rows, generation_batch_size is {len(prompts)}"
+            )
+        members += [(filler, None)] * (len(prompts) - len(members))
+        rows = [row for row, _ in members]
+        return {
+            "prompt_ids": [row.prompt_ids.tolist() for row in rows],
+            "completion_ids": [row.completion_ids.tolist() for row in rows],
+            "logprobs": [row.logprobs[row.prompt :].tolist() for row in rows],
+            "env_mask": [row.train[row.prompt :].astype(int).tolist() for row in rows],
+            "headgate_reward": [reward for _, reward in members],
+        }
+
+    def _check_temperature(self, rows: Iterable[Row]) -> None:
+        """Raise ValueError unless all tokens were sampled at TRL's temperature, by which it divides all logits."""
+        for row in rows:
+            other = row.temperature[row.train & (abs(row.temperature - self.args.temperature) > 1e-4)]
+            if len(other):
+                raise ValueError(
+                    f"episode {row.episode_id} was sampled at temperature {other[0]:g}, and TRL's is {self.args.temperature:g}:"
+                    " set [sampling] temperature = { override = ... } in the gateway"
+                )
+
+    @torch.no_grad()
+    def _score(self, sequences: list[list[int]]) -> list[list[float]]:
+        model = self.accelerator.unwrap_model(self.model)
+        scores = []
+        for sequence in sequences:
+            ids = torch.tensor(sequence, device=model.device)
+            logprobs = model(input_ids=ids[None, :-1]).logits[0].float().log_softmax(-1)
+            scores.append(logprobs.gather(-1, ids[1:, None])[:, 0].tolist())
+        return scores
+
+
+def _masked(row: Row) -> Row:
+    """Return a row of which nothing is trained."""
+    return replace(row, train=row.train & False)
+
+
+def _rewards(headgate_reward: list[float | None], **_: Any) -> list[float | None]:
+    """Return the recorded rewards; None leaves a row out of its group's mean."""
+    return headgate_reward
