@@ -22,6 +22,8 @@ _LOST, _LOST_WITH_ADAPTERS = 0.15, 0.035
 """The share that the allocator reserves in addition to tensors: what is lost between them. With all weights trained, gathered
 layers and sums of gradients of many sizes are made and freed between tensors that stay. Measured with the recipes on a null GPU,
 whose allocator is real and whose kernels do nothing (docs/topics/trainer.md)."""
+_EXCHANGED = 3
+"""Copies of hidden states that ranks exchange in a layer: sent, received, and returned. Routes are assumed to be even."""
 _FEWEST_TOKENS, _MOST_RANKS = 2048, 1024
 _WORTH = 0.01
 """A change that saves no more than this share is not named."""
@@ -48,6 +50,8 @@ class Shapes:
     """The whole model's."""
     layer: Weights
     """The largest layer's."""
+    experts: Weights
+    """Those of that layer that expert ranks share."""
     outer: Weights
     """Outside of layers: embeddings and output head."""
     matrices: int
@@ -62,6 +66,8 @@ class Shapes:
     """The most bytes that the output head takes in addition to `kept`, forwards and backwards."""
     layers: int
     """The most bytes that the layers take in addition to `kept`: one layer's activations and gradients."""
+    routed: int
+    """The bytes of hidden states of which each expert that a token goes through has one, in one layer; 0 without experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,9 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
         "step": {"moments at hand": 2 * MASTER * shapes.largest // shards if offload else 0},
     }
     if ranks > 1 or settings.model.dtype != "float32":
-        _add_gathered(moments, shapes, wide, shards)
+        _add_gathered(moments, shapes, wide, shards, settings.parallel.expert)
+    if settings.parallel.expert > 1:
+        moments["layers"]["tokens sent to experts"] = _EXCHANGED * shapes.routed
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     host = {
         "moments": kept_moments // shards if offload else 0,
@@ -139,12 +147,14 @@ def _moments(trained: int, matrices: int, settings: TrainingSettings) -> int:
     return MASTER * (2 * (trained - one) + one)
 
 
-def _add_gathered(moments: dict[str, dict[str, int]], shapes: Shapes, wide: int, shards: int) -> None:
+def _add_gathered(
+    moments: dict[str, dict[str, int]], shapes: Shapes, wide: int, shards: int, expert_ranks: int
+) -> None:
     """Add whole weights and gradients, as FSDP has them in a pass, and the float32 buffers in which gradients are summed."""
-    outer, layer = shapes.outer, shapes.layer
+    outer, layer = shapes.outer, _without_others(shapes.layer, shapes.experts, expert_ranks)
 
-    def summed(trained: int) -> int:
-        return trained * (wide + MASTER) + trained * MASTER // shards
+    def summed(trained: int, own: int) -> int:
+        return trained * (wide + MASTER) + own * MASTER // shards
 
     # While a layer computes, the next one is gathered, and several ranks still exchange the gradients of the one before.
     exchanged = MASTER * layer.trained if shards > 1 else 0
@@ -154,11 +164,17 @@ def _add_gathered(moments: dict[str, dict[str, int]], shapes: Shapes, wide: int,
     for moment, layers, gradients in (
         ("head", 0, 0),
         ("layers", 2, waiting + wide * layer.trained + exchanged),
-        ("sums", 1, waiting + summed(layer.trained)),
-        ("end", 0, summed(outer.trained)),
+        ("sums", 1, waiting + summed(layer.trained, shapes.layer.trained)),
+        ("end", 0, summed(outer.trained, outer.trained)),
     ):
         moments[moment]["gathered weights"] = wide * (outer.all + layers * layer.all)
         moments[moment]["gradients to be summed"] = gradients
+
+
+def _without_others(layer: Weights, experts: Weights, expert_ranks: int) -> Weights:
+    """Return a layer's weights without the experts that other ranks own."""
+    others = Weights(*(n - n // expert_ranks for n in (experts.trained, experts.frozen)))
+    return Weights(layer.trained - others.trained, layer.frozen - others.frozen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer, even, lay_out
 from trainer.data.routes import RouteSupport
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.model import device, optim, parallel, probe
+from trainer.model import device, expert_parallel, optim, parallel, probe
 from trainer.model.parallel import Ranks
 from trainer.rank_rpc import on_all_ranks
 from trainer.rank_state import RankState
@@ -190,6 +190,7 @@ class RankTrainer(RankState):
             "step": float(self.steps),
             "skipped_steps": float(self.skipped),
             **self._merged_share(),
+            **self._expert_loads(),
             **device.peaks(self.device),
         }
 
@@ -201,6 +202,11 @@ class RankTrainer(RankState):
 
         assert isinstance(self._policy.adapters, lora.Adapters)
         return {"merged_share": self._policy.adapters.merged_share()}
+
+    def _expert_loads(self) -> dict[str, float]:
+        """Return how evenly the step's tokens went through the experts, if ranks share them. Collective."""
+        experts = self._policy.experts
+        return {} if experts is None else expert_parallel.loads(self.ranks.all_gather(experts.counted()))
 
     def _optimize(self, batch: Batch, minibatches: Sequence[Minibatch]) -> tuple[int, float]:
         """Make one optimizer step for each minibatch of each epoch, until one is not finite; return their number and the last

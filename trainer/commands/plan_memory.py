@@ -95,7 +95,7 @@ def plan(
             f"[parallel] tensor = {mesh.tensor}: the memory of tensor-parallel layers is not predicted; plan"
             " with `shard` instead"
         )
-    count = ranks or math.lcm((mesh.shard or 1) * mesh.replicate, mesh.context)
+    count = ranks or math.lcm((mesh.shard or mesh.expert) * mesh.replicate, mesh.context)
     process_group.check(mesh, count)
     prediction = _predicted(settings, count)
     changes = advise(_predicted, settings, count, memory) if memory is not None else []
@@ -127,14 +127,15 @@ def checkpoint_size(settings: Settings) -> int:
 
 
 def _shapes(settings: Settings) -> Shapes:
-    tokens = -(-settings.batch.tokens // settings.parallel.context)
-    return _measured(settings.model, tokens, settings.algorithm.create().needs_entropy)
+    mesh, entropy_grad = settings.parallel, settings.algorithm.create().needs_entropy
+    return _measured(settings.model, -(-settings.batch.tokens // mesh.context), entropy_grad, mesh.expert)
 
 
 @cache
-def _measured(model: ModelSettings, tokens: int, entropy_grad: bool) -> Shapes:
+def _measured(model: ModelSettings, tokens: int, entropy_grad: bool, expert_ranks: int) -> Shapes:
+    dtype = pretrained.DTYPES[model.dtype]
     with shapes.GroupedShapes():
-        return shapes.measure(model, tokens, pretrained.DTYPES[model.dtype], entropy_grad=entropy_grad)
+        return shapes.measure(model, tokens, dtype, entropy_grad=entropy_grad, expert_ranks=expert_ranks)
 
 
 def bytes_of(text: str, option: str = "--memory") -> int:

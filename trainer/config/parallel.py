@@ -25,6 +25,9 @@ class ParallelSettings(Section):
     tensor: int = Field(1, ge=1, le=RANKS)
     """Ranks that share each matrix product of the layers, in addition to `shard` and `replicate`: by transformers' plan for the
     architecture, and a divisor of its attention heads. They are neighbors, because they communicate in every layer."""
+    expert: int = Field(1, ge=1, le=RANKS)
+    """For a mixture of experts: ranks of those that share one copy, neighbors, that each own a part of every layer's experts, to
+    which tokens are sent (all-to-all); a divisor of the number of experts and of `shard`."""
     timeout_s: Seconds = 600.0
     """Seconds that one rank waits for the others within a step before it fails."""
 
@@ -34,4 +37,10 @@ class ParallelSettings(Section):
             raise ValueError(
                 f"tensor = {self.tensor} and context = {self.context} cannot be combined; long sequences need `context`"
             )
+        if self.tensor > 1 and self.expert > 1:
+            raise ValueError(
+                f"tensor = {self.tensor} and expert = {self.expert} cannot be combined; use `shard` and `expert`"
+            )
+        if self.shard is not None and self.shard % self.expert:
+            raise ValueError(f"expert = {self.expert} is not a divisor of shard = {self.shard}")
         return self

@@ -113,6 +113,7 @@ def _empty(
     rope.pin(model, wanted.max_model_len)
     vision.freeze(model, wanted.vision)
     ranks.divide(model)
+    experts = ranks.divide_experts(model)
     if adapted and wanted.lora is not None:
         # Takes seconds to import, which only runs with adapters need.
         from trainer.model import lora
@@ -120,9 +121,9 @@ def _empty(
         masters, published = pretrained.DTYPES["float32"], pretrained.DTYPES[wanted.dtype]
         adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
     replay = router_replay.RouterReplay(model) if wanted.router_replay else None
-    policy = Policy(model, wanted.attention, ranks.context_exchange, adapters, vision_inputs, replay)
+    policy = Policy(model, wanted.attention, ranks.context_exchange, adapters, vision_inputs, replay, experts)
     keep = activations.on_host if wanted.activation_offload else nullcontext
     contexts = noop_context_fn if replay is None else replay.contexts
     activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep, contexts)
-    ranks.shard(policy, policy.layers, compute, passes=("plain",))
+    ranks.shard(policy, policy.layers, compute, passes=("plain",), experts=experts)
     return policy

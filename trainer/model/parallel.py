@@ -1,8 +1,8 @@
 """Several processes that train one model: their mesh, the weights' shards, and the messages between ranks.
 
-Imports torch.distributed, as its parts `context_parallel`, `tensor_parallel` and `shards` do, and no other module. Owns the
-process group. FSDP2 shards a model by layers; it also carries mixed precision, so a single rank with bf16 compute has a process
-group of one.
+Imports torch.distributed, as its parts `context_parallel`, `expert_parallel`, `tensor_parallel` and `shards` do, and no other
+module. Owns the process group. FSDP2 shards a model by layers; it also carries mixed precision, so a single rank with bf16
+compute has a process group of one.
 Invariants: gradients of ranks are summed, not averaged, and accumulate in the precision of the weights; between passes every
 weight is a shard, so that an optimizer step is never followed by a pass with old weights. A function marked
 "Collective" is called by all ranks, in the same order.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -24,11 +24,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from trainer.config.parallel import ParallelSettings
 from trainer.errors import ConfigError, RankLost
-from trainer.model import tensor_parallel
+from trainer.model import expert_parallel, tensor_parallel
 from trainer.model.context_parallel import ContextExchange
+from trainer.model.expert_parallel import Experts
 from trainer.model.process_group import check, is_loss, own_device, own_rank, start
 
 T = TypeVar("T")
@@ -68,11 +70,13 @@ class Ranks:
         layers: Sequence[nn.Module],
         compute: torch.dtype | None = None,
         passes: Sequence[str] = (),
+        experts: Experts | None = None,
     ) -> None:
         """Spread the weights over the ranks, one shard for each of `layers` and one for the rest of `model`. Collective.
 
-        `compute` is the precision of a pass, if it is not that of the weights. All passes go through `model` itself, or through
-        its methods `passes`. The weights may be on the meta device still.
+        `experts`: those of `model` that are divided; each part is spread over the ranks that own it. `compute` is the precision
+        of a pass, if it is not that of the weights. All passes go through `model` itself, or through its methods `passes`. The
+        weights may be on the meta device still.
         Raise ConfigError if torch is too old for several ranks.
         """
         if self.size == 1 and compute is None:
@@ -83,7 +87,18 @@ class Ranks:
             )
         reduce = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
-        options: dict[str, Any] = {"mesh": self._copies, "mp_policy": policy, "reshard_after_forward": True}
+        options: dict[str, Any] = {
+            "mesh": _without(self.mesh, "tensor"),
+            "mp_policy": policy,
+            "reshard_after_forward": True,
+        }
+        if experts is not None:
+            divided = options | {
+                "mesh": _without(self._expert_mesh, "expert"),
+                "shard_placement_fn": expert_parallel.sharded_dimension,
+            }
+            for module in experts.modules:
+                fully_shard(module, **divided)
         for layer in layers:
             fully_shard(layer, **options)
         fully_shard(model, **options)
@@ -122,6 +137,12 @@ class Ranks:
         if (ranks := self._settings.tensor) > 1:
             tensor_parallel.divide(model, tensor_parallel.plan_of(model, ranks), self.mesh["tensor"])
 
+    def divide_experts(self, model: Any) -> Experts | None:
+        """Divide a Hugging Face model's experts by `[parallel] expert`, before `shard`. Raise ConfigError. Collective."""
+        if self._settings.expert == 1:
+            return None
+        return Experts(expert_parallel.modules_of(model, self._settings.expert), self._expert_mesh["expert"])
+
     @cached_property
     def context_exchange(self) -> ContextExchange | None:
         """The ranks that compute a micro-batch together; None without any. The first use is collective."""
@@ -134,20 +155,22 @@ class Ranks:
     def mesh(self) -> DeviceMesh:
         """The ranks by `replicate`, `shard` and `tensor`. The first use is collective."""
         if self._mesh is None:
-            start(self._settings.timeout_s, self.device)
             replicate, tensor = self._settings.replicate, self._settings.tensor
-            sizes = {"replicate": replicate, "shard": self.size // (replicate * tensor), "tensor": tensor}
-            used = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
-            self._mesh = init_device_mesh(
-                torch.device(self.device).type, tuple(used.values()), mesh_dim_names=tuple(used)
-            )
+            self._mesh = self._new_mesh(replicate, "tensor", tensor)
         return self._mesh
 
-    @property
-    def _copies(self) -> DeviceMesh:
-        """The mesh without `tensor`: the ranks that have the same part of every matrix, or shards of it."""
-        names = tuple(name for name in self.mesh.mesh_dim_names or () if name != "tensor")
-        return self.mesh[names]
+    @cached_property
+    def _expert_mesh(self) -> DeviceMesh:
+        """The ranks by `replicate`, `shard` (those that own the same experts) and `expert`. The first use is collective."""
+        return self._new_mesh(self._settings.replicate, "expert", self._settings.expert)
+
+    def _new_mesh(self, replicate: int, last: str, neighbors: int) -> DeviceMesh:
+        start(self._settings.timeout_s, self.device)
+        sizes = {"replicate": replicate, "shard": self.size // (replicate * neighbors), last: neighbors}
+        used = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
+        return init_device_mesh(
+            torch.device(self.device).type, tuple(used.values()), mesh_dim_names=tuple(used)
+        )
 
     @property
     def object_group(self) -> Any:
@@ -241,6 +264,11 @@ def join(settings: ParallelSettings, device: str) -> Ranks:
                     backend="gloo", timeout=timedelta(seconds=settings.timeout_s)
                 )
     return ranks
+
+
+def _without(mesh: DeviceMesh, divided: str) -> DeviceMesh:
+    """Return a mesh without one dimension: the ranks that have the same part of what it divides, or shards of that."""
+    return mesh[tuple(name for name in mesh.mesh_dim_names or () if name != divided)]
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -342,4 +370,19 @@ def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
     for parameter in parameters:
         assert parameter.grad is not None
         parameter.grad /= divisor
-    return float(whole(torch.nn.utils.clip_grad_norm_(parameters, largest)))
+    parts = by_mesh(parameters)
+    if len(parts) == 1:
+        return float(whole(torch.nn.utils.clip_grad_norm_(parameters, largest)))
+    norms = [whole(get_total_norm([weight.grad for weight in part])) for part in parts]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    for part in parts:
+        clip_grads_with_norm_(part, largest, norm)
+    return float(norm)
+
+
+def by_mesh(tensors: Iterable[T]) -> list[list[T]]:
+    """Return tensors by the ranks that have their shards: an operation on several is of those of one mesh."""
+    found: dict[DeviceMesh | None, list[T]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return [*found.values()]

@@ -22,6 +22,7 @@ from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.model import attention, head, recurrent
 from trainer.model.attention import Exchange
+from trainer.model.expert_parallel import Experts
 from trainer.model.forest import Forest
 from trainer.model.parallel import State
 from trainer.model.router_replay import RouterReplay
@@ -64,9 +65,10 @@ class Policy(nn.Module):
         adapters: Adapters | None = None,
         vision_inputs: VisionInputs | None = None,
         replay: RouterReplay | None = None,
+        experts: Experts | None = None,
     ) -> None:
         """`exchange`: the ranks that share each micro-batch, which requires spans. `vision_inputs`: of a vision model, which
-        requires rows. `replay`: of the model's routers. Raise ConfigError.
+        requires rows. `replay`: of the model's routers. `experts`: those that ranks share. Raise ConfigError.
         """
         super().__init__()
         self.adapters = adapters
@@ -75,6 +77,7 @@ class Policy(nn.Module):
         self.attention_kind: Attention = attention_kind
         self.vision_inputs = vision_inputs
         self.replay = replay
+        self.experts = experts
         self._head = head.head_of(model)
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._own = model.config._attn_implementation

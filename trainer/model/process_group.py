@@ -25,6 +25,8 @@ def own_rank() -> int:
 def check(settings: ParallelSettings, size: int) -> None:
     """Refuse a number of ranks that `[parallel]` cannot divide. Raise ConfigError."""
     sizes = {"replicate": settings.replicate, "shard": settings.shard, "tensor": settings.tensor}
+    if settings.shard is None:
+        sizes["expert"] = settings.expert
     product = math.prod(n for n in sizes.values() if n is not None)
     product_of = " times ".join(
         f"{name} = {n}" for name, n in sizes.items() if n is not None and (n > 1 or name == "shard")

@@ -15,22 +15,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
+from headgate.routes import router_shape
 from trainer.config.model import ModelSettings
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.memory_plan import Shapes, Weights
-from trainer.model import activations, loading, optim, rope, vision
+from trainer.model import activations, expert_parallel, loading, optim, rope, vision
 from trainer.model.policy import Policy
 
 _NAME = "headgate_shapes"
 
 
-def measure(wanted: ModelSettings, tokens: int, dtype: torch.dtype, *, entropy_grad: bool = False) -> Shapes:
+def measure(
+    wanted: ModelSettings,
+    tokens: int,
+    dtype: torch.dtype,
+    *,
+    entropy_grad: bool = False,
+    expert_ranks: int = 1,
+) -> Shapes:
     """Return the shapes of a model, from its `config.json`, and of a pass over `tokens` trained tokens.
 
-    `dtype` is the precision of the pass. Raise ConfigError if the architecture does not run without values.
+    `dtype` is the precision of the pass. Raise ConfigError if the architecture does not run without values, or if `expert_ranks`
+    cannot share its experts.
     """
     model = loading.empty(wanted.path, dtype)
+    experts = expert_parallel.modules_of(model, expert_ranks) if expert_ranks > 1 else []
     rope.pin(model, wanted.max_model_len)
     vision.freeze(model, wanted.vision)
     if wanted.lora is not None:
@@ -47,12 +57,14 @@ def measure(wanted: ModelSettings, tokens: int, dtype: torch.dtype, *, entropy_g
     except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
         name, why = type(policy.model).__name__, str(error).strip().splitlines()[0]
         raise ConfigError(f"[model] path: {name} does not run on the meta device: {why}") from error
-    layers = [_count(layer.parameters()) for layer in policy.layers]
+    largest = max(policy.layers, key=lambda layer: _count(layer.parameters()).all, default=nn.Module())
+    shared = [weight for module in largest.modules() if module in experts for weight in module.parameters()]
     inner = {id(weight) for layer in policy.layers for weight in layer.parameters()}
     trained = [weight for weight in policy.parameters() if weight.requires_grad]
     return Shapes(
         weights=_count(policy.parameters()),
-        layer=max(layers, key=lambda each: each.all, default=Weights(0, 0)),
+        layer=_count(largest.parameters()),
+        experts=_count(shared),
         outer=_count([weight for weight in policy.parameters() if id(weight) not in inner]),
         matrices=sum(weight.numel() for weight in optim.muon_weights(policy.model)),
         largest=max(weight.numel() for weight in trained),
@@ -60,7 +72,14 @@ def measure(wanted: ModelSettings, tokens: int, dtype: torch.dtype, *, entropy_g
         kept_on_host=live.on_host,
         head=peaks["head"] - peaks["kept"],
         layers=max(peaks["decode"], peaks["backward"]) - peaks["kept"],
+        routed=_routed(model, tokens, dtype) if experts else 0,
     )
+
+
+def _routed(model: Any, tokens: int, dtype: torch.dtype) -> int:
+    shape = router_shape(model.config.to_dict())
+    top_k = 0 if shape is None else shape.top_k
+    return int(tokens * top_k * model.config.get_text_config().hidden_size * dtype.itemsize)
 
 
 def _count(weights: Iterable[nn.Parameter]) -> Weights:

@@ -122,6 +122,7 @@ def test_the_prediction_is_what_a_step_takes(
 SHAPES = Shapes(
     weights=Weights(1000, 500),
     layer=Weights(100, 50),
+    experts=Weights(80, 40),
     outer=Weights(200, 100),
     matrices=600,
     largest=80,
@@ -129,6 +130,7 @@ SHAPES = Shapes(
     kept_on_host=300,
     head=2000,
     layers=100,
+    routed=5000,
 )
 
 
@@ -153,8 +155,26 @@ def test_parts_are_sums_of_shapes_shared_by_the_ranks(tmp_path: Path) -> None:
     assert muon.device["moments"] == 4 * (2 * 400 + 600)
 
 
+def test_a_rank_gathers_its_own_experts_alone(tmp_path: Path) -> None:
+    """By hand: of 100 and 50 weights of a layer, half of 80 and 40 are another rank's; hidden states are sent in three copies."""
+    tables = {"model": {"dtype": "bfloat16"}, "parallel": {"expert": 2}}
+    found = predict(SHAPES, settings_of(tmp_path, **tables), 4, reference=False)
+    assert found.moment == "layers"
+    assert found.device | {"weights": 0, "gradients": 0, "moments": 0} == {
+        "weights": 0,
+        "gradients": 0,
+        "moments": 0,
+        "reference model": 0,
+        "activations kept": 10_000,
+        "one layer's pass": 100,
+        "tokens sent to experts": 15_000,
+        "gathered weights": 2 * (300 + 2 * (60 + 30)),
+        "gradients to be summed": 2 * 200 + 2 * 60 + 4 * 60,
+    }
+
+
 def test_offloaded_moments_are_the_hosts_but_those_of_one_tensor(tmp_path: Path) -> None:
-    slim = Shapes(Weights(1000, 0), Weights(100, 0), Weights(0, 0), 0, 400, 0, 300, 0, 0)
+    slim = Shapes(Weights(1000, 0), Weights(100, 0), *[Weights(0, 0)] * 2, 0, 400, 0, 300, 0, 0, 0)
     found = predict(slim, settings_of(tmp_path, optimizer={"offload": "host"}), 1, reference=False)
     assert (found.moment, found.total) == ("step", 8000 + 3200)
     assert found.host == {
@@ -186,7 +206,7 @@ def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_
     def predicted(settings: Settings, ranks: int) -> Any:
         kept = 0 if settings.model.activation_checkpointing else 10_000 * 2**20
         weights = Weights(2**30, 0)
-        shapes = Shapes(weights, Weights(0, 0), Weights(0, 0), 0, 0, kept, 0, 0, 0)
+        shapes = Shapes(weights, *[Weights(0, 0)] * 3, 0, 0, kept, 0, 0, 0, 0)
         return predict(shapes, settings, ranks, reference=False)
 
     settings = settings_of(tmp_path, model={"dtype": "bfloat16"})
@@ -212,6 +232,15 @@ def test_ranks_that_share_matrices_are_refused(tmp_path: Path) -> None:
         ConfigError, match=r"\[parallel\] tensor = 2: the memory of tensor-parallel layers is not predicted"
     ):
         plan(settings_of(tmp_path, parallel={"tensor": 2}))
+
+
+def test_experts_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3_moe", **EXPERTS)
+    with pytest.raises(ConfigError, match="has 4 experts, which cannot be divided by it"):
+        plan(settings_of(tmp_path, parallel={"expert": 3}))
+    found = plan(settings_of(tmp_path, parallel={"expert": 2}))
+    assert found.ranks == 2
+    assert found.prediction.needed < plan(settings_of(tmp_path), 2).prediction.needed
 
 
 @pytest.fixture
