@@ -15,7 +15,7 @@ from trainer.config.settings import Settings, TrainingSettings
 
 GIB = 2**30
 MASTER = 4
-"""Bytes of a trained weight, of its gradient and of each of its moments."""
+"""Bytes of a trained weight, of its gradient and of each of its moments in float32."""
 _OWN = 1.5 * GIB
 """Bytes of the device's libraries and queues (CUDA's context, NCCL). Assumed."""
 _LOST, _LOST_WITH_ADAPTERS = 0.15, 0.035
@@ -117,7 +117,7 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
     moments = {
         "head": {"activations kept": shapes.kept, "output head": shapes.head},
         "layers": {"activations kept": shapes.kept, "one layer's pass": shapes.layers},
-        "step": {"moments at hand": 2 * MASTER * shapes.largest // shards if offload else 0},
+        "step": {"moments at hand": 2 * _moment(settings) * shapes.largest // shards if offload else 0},
     }
     if ranks > 1 or settings.model.dtype != "float32":
         _add_gathered(moments, shapes, wide, shards, settings.parallel.expert)
@@ -144,7 +144,12 @@ def checkpoint_bytes(trained: int, matrices: int, settings: TrainingSettings) ->
 def _moments(trained: int, matrices: int, settings: TrainingSettings) -> int:
     """Return the bytes of the moments: AdamW has two for each weight, Muon one."""
     one = matrices if settings.optimizer.type == "muon" else 0
-    return MASTER * (2 * (trained - one) + one)
+    return _moment(settings) * (2 * (trained - one) + one)
+
+
+def _moment(settings: TrainingSettings) -> int:
+    """Return the bytes of a moment of one weight."""
+    return 2 if settings.optimizer.moments == "bfloat16" else MASTER
 
 
 def _add_gathered(
@@ -213,6 +218,8 @@ def _changes(settings: Settings) -> Iterator[tuple[str, dict[str, dict[str, obje
     if not settings.model.activation_offload:
         values: dict[str, object] = {"activation_checkpointing": 1, "activation_offload": True}
         yield "[model] activation_offload = true", {"model": values}, 1
+    if settings.optimizer.type == "adamw" and settings.optimizer.moments == "float32":
+        yield '[optimizer] moments = "bfloat16"', {"optimizer": {"moments": "bfloat16"}}, 1
     if settings.optimizer.offload == "none":
         yield '[optimizer] offload = "host"', {"optimizer": {"offload": "host"}}, 1
     tokens = settings.batch.tokens // 2

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headgate.configuration import Section
 
@@ -31,8 +31,18 @@ class OptimizerSettings(Section):
     """Added to AdamW's denominator; with a value far above the gradient's size, steps follow that size."""
     weight_decay: float = Field(0.0, ge=0, le=1)
     """The decoupled weight decay: each step subtracts `lr` times this share of the weights."""
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16`: AdamW's moments take half the memory; by stochastic rounding, small changes count in the mean."""
     offload: Literal["none", "host"] = "none"
     """`host`: moments stay in the host's memory and are copied to the device for the step of their weight, one weight at a
     time."""
     grad_clip: float = Field(1.0, gt=0)
     """The largest norm of the whole gradient; `inf` clips nothing."""
+
+    @model_validator(mode="after")
+    def _moments_are_adamws(self) -> Self:
+        if self.moments == "bfloat16" and self.type == "muon":
+            raise ValueError(
+                '`moments = "bfloat16"` is for `type = "adamw"`: Muon keeps its moments in float32'
+            )
+        return self

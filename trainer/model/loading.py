@@ -50,7 +50,10 @@ def empty(path: Path, dtype: torch.dtype) -> Any:
         config = AutoConfig.from_pretrained(str(path), local_files_only=True)
         if (quantized := getattr(config, "quantization_config", None)) is not None:
             method = dict(quantized).get("quant_method", "?") if isinstance(quantized, dict) else quantized
-            raise ValueError(f"its weights are quantized ({method}); write them in bfloat16 first")
+            raise ValueError(
+                f"its weights are quantized ({method}); write them in bfloat16 first, for adapters too (QLoRA): their probe"
+                " fails, and so does importance sampling, unless engines compute with the same rounded weights"
+            )
         kind = kind_of(config)
         with torch.device("meta"), meta_device_safe_creation_ops():
             model = kind.from_config(config, dtype=dtype).eval()

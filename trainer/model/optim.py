@@ -1,8 +1,9 @@
 """The optimizer of a model, and its learning rate as a function of the step.
 
-AdamW alone is one `torch.optim.Optimizer`; with Muon there are two, which `Optimizer` steps as one. Offloaded, each weight has
-one of its own, so that the moments of one weight at a time are on the device. Invariants: settings of today act, whatever the
-state was made with, for the state holds moments alone; a step is the same bit by bit with and without offload.
+AdamW alone is one `torch.optim.Optimizer` (with moments in bfloat16: `rounded_adamw`); with Muon there are two, which `Optimizer`
+steps as one. Offloaded, each weight has one of its own, so that the moments of one weight at a time are on the device.
+Invariants: settings of today act, whatever the state was made with, for the state holds moments alone; a step is the same bit by
+bit with and without offload.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.optimizer import OptimizerSettings
+from trainer.model import rounded_adamw
+from trainer.model.rounded_adamw import RoundedAdamW
 
 Moments = dict[str, dict[str, Tensor]]
 """An optimizer's tensors (`step`, `exp_avg`, ...) by the name of the weight and their own."""
@@ -96,6 +99,8 @@ class Optimizer:
 def _empty(part: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
     if isinstance(part, torch.optim.Muon):
         return {"momentum_buffer": torch.zeros_like(weight.detach())}
+    if isinstance(part, RoundedAdamW):
+        return rounded_adamw.empty(weight)
     # A fused AdamW counts its steps where the weights are.
     counter = torch.zeros((), device=weight.device if weight.is_cuda else "cpu")
     averages = {key: torch.zeros_like(weight.detach()) for key in ("exp_avg", "exp_avg_sq")}
@@ -116,11 +121,9 @@ def create(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
     inner = muon_weights(model) if settings.type == "muon" else []
     chosen = set(inner)
     outer = [weight for weight in weights if weight not in chosen]
-    parts = [
-        make(some, settings)
-        for make, all_of in ((_muon, inner), (_adamw, outer))
-        for some in _cut(all_of, settings)
-    ]
+    numbers = {weight: number for number, weight in enumerate(outer)}
+    parts = [_muon(some, settings) for some in _cut(inner, settings)]
+    parts += [_adamw([(numbers[each], each) for each in some], settings) for some in _cut(outer, settings)]
     return Optimizer(model, parts, offload=settings.offload == "host")
 
 
@@ -150,15 +153,11 @@ def _muon(weights: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
     )
 
 
-def _adamw(weights: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        weights,
-        lr=settings.lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+def _adamw(weights: list[tuple[int, nn.Parameter]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    options: dict[str, Any] = settings.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    if settings.moments == "bfloat16":
+        return RoundedAdamW(weights, **options)
+    return torch.optim.AdamW([weight for _, weight in weights], **options, fused=True)
 
 
 def _embeddings(model: nn.Module) -> set[nn.Parameter]:

@@ -153,6 +153,8 @@ def test_parts_are_sums_of_shapes_shared_by_the_ranks(tmp_path: Path) -> None:
     assert plain.device["weights"] == 6000 and "gathered weights" not in plain.device
     muon = predict(SHAPES, settings_of(tmp_path, optimizer={"type": "muon"}), 1, reference=False)
     assert muon.device["moments"] == 4 * (2 * 400 + 600)
+    halved = settings_of(tmp_path, optimizer={"moments": "bfloat16"})
+    assert predict(SHAPES, halved, 1, reference=False).device["moments"] == 2 * 2 * 1000
 
 
 def test_a_rank_gathers_its_own_experts_alone(tmp_path: Path) -> None:
@@ -214,10 +216,11 @@ def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_
     found = advise(predicted, settings, 1, 8 * 2**30)
     assert [change.name for change in found] == [
         "[model] activation_checkpointing = 1",
+        '[optimizer] moments = "bfloat16"',
         '[optimizer] offload = "host"',
         "2 ranks",
     ]
-    assert [change.prediction.needed <= 8 * 2**30 for change in found] == [False, False, True]
+    assert [change.prediction.needed <= 8 * 2**30 for change in found] == [False, False, False, True]
     assert found[-1].ranks == 2 and found[-1].settings.model.activation_checkpointing == 1
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.config.optimizer import OptimizerSettings
-from trainer.model import optim
+from trainer.model import optim, rounded_adamw
 
 LR, BETAS, EPS, DECAY = 0.01, (0.8, 0.9), 1e-3, 0.2
 
@@ -124,11 +124,13 @@ def test_moments_taken_over_give_the_same_next_step() -> None:
     assert optimizers[0].moments()["lm_head.weight"]["step"] == 2
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_moments_on_the_host_are_copied_for_their_own_weights_step_alone(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("adamw", "float32"), ("adamw", "bfloat16"), ("muon", "float32")]
+)
+def test_moments_on_the_host_are_copied_for_their_own_weights_step_alone(kind: Any, precision: Any) -> None:
     """The steps are the same to the bit; between them, and while other weights are stepped, moments stay where they are."""
     plain, offloaded = small_model(), small_model()
-    settings = settings_of(type=kind, betas=BETAS, weight_decay=DECAY)
+    settings = settings_of(type=kind, moments=precision, betas=BETAS, weight_decay=DECAY)
     optimizers = [
         optim.create(plain, settings),
         optim.create(offloaded, settings.model_copy(update={"offload": "host"})),
@@ -183,3 +185,39 @@ def test_moments_are_taken_over_into_the_other_memory(before: Any, after: Any) -
         optimizer.step()
     assert all(map(torch.equal, *(list(model.parameters()) for model in models)))
     assert restarted.moments()["lm_head.weight"]["step"] == 2
+
+
+def test_moments_are_rounded_to_both_neighbors_and_right_in_the_mean() -> None:
+    """A value 1/4 between two neighbors of bfloat16 is rounded up in a quarter of the cases, whatever its sign."""
+    generator = torch.Generator().manual_seed(1)
+    for low, high in ((1.0, 1.0 + 2**-7), (-1.0, -1.0 - 2**-7)):
+        found = rounded_adamw.rounded(torch.full((40_000,), low + (high - low) / 4), generator)
+        assert found.dtype == torch.bfloat16 and set(found.unique().tolist()) == {low, high}
+        assert float((found == high).float().mean()) == pytest.approx(0.25, abs=0.01)
+    exact = torch.tensor([0.0, -0.0, 1.5, -3.0, 2.0**-120])
+    assert torch.equal(rounded_adamw.rounded(exact, generator).float(), exact)
+
+
+def test_steps_with_moments_in_bfloat16_follow_those_in_float32() -> None:
+    """Of changes by a thousandth a step, none would survive rounding to the nearest: the second moment would stay too large."""
+    models = [small_model().float() for _ in range(2)]
+    kinds: tuple[Any, ...] = ("float32", "bfloat16")
+    optimizers = [
+        optim.create(model, settings_of(moments=kind, weight_decay=DECAY))
+        for model, kind in zip(models, kinds, strict=True)
+    ]
+    for step in range(300):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            give_gradients(model, step)
+            if step > 0:
+                for weight in model.parameters():
+                    weight.grad *= 0.1
+            optimizer.step()
+    exact, found = (optimizer.moments() for optimizer in optimizers)
+    for name, entry in found.items():
+        assert entry["exp_avg_sq"].dtype == entry["exp_avg"].dtype == torch.bfloat16
+        ratio = entry["exp_avg_sq"].float().mean() / exact[name]["exp_avg_sq"].mean()
+        assert float(ratio) == pytest.approx(1, abs=0.02), name
+    moved = [torch.cat([w.detach().flatten() for w in model.parameters()]) for model in models]
+    start = torch.cat([w.detach().flatten() for w in small_model().float().parameters()])
+    assert float((moved[1] - moved[0]).norm() / (moved[0] - start).norm()) < 0.02

@@ -63,7 +63,10 @@ def test_gap_is_zero_for_tokens_that_the_trainers_own_weights_sampled(settings: 
     assert measured["staleness_mean"] == 0.5
 
 
-def test_a_resumed_run_has_bit_equal_parameters(settings: Settings) -> None:
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_a_resumed_run_has_bit_equal_parameters(settings: Settings, moments: str) -> None:
+    optimizer = settings.optimizer.model_copy(update={"moments": moments})
+    settings = settings.model_copy(update={"optimizer": optimizer})
     straight = RankTrainer.open(settings)
     for _ in range(2):
         train(straight)
@@ -92,6 +95,16 @@ def test_a_resumed_run_takes_the_optimizers_settings_of_today(settings: Settings
     (options,) = resumed.optimizer.param_groups
     assert {name: options[name] for name in changed} == changed
     assert resumed.optimizer.moments(), "and the moments of the checkpoint"
+
+
+def test_a_resumed_run_converts_moments_of_another_precision(settings: Settings) -> None:
+    trainer = RankTrainer.open(settings)
+    train(trainer)
+    trainer.save_checkpoint()
+    optimizer = settings.optimizer.model_copy(update={"moments": "bfloat16"})
+    resumed = RankTrainer.open(settings.model_copy(update={"optimizer": optimizer})).optimizer.moments()
+    for name, entry in trainer.optimizer.moments().items():
+        assert torch.equal(resumed[name]["exp_avg_sq"], entry["exp_avg_sq"].bfloat16()), name
 
 
 @pytest.mark.parametrize("change", ["dtype", "path"])
