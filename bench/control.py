@@ -174,9 +174,7 @@ class Load:
             1 / self.plan.call_s
         )  # without a memory, so the load is steady from the start
         heapq.heappush(self._ends, (self.clock.now() / SECOND + seconds, call, calls - 1))
-        return Arrived(
-            call, 0, _PROMPT, expected=_SAMPLED, cached_in=cached_in, cached=_CACHED if cached_in else 0
-        )
+        return Arrived(call, 0, _PROMPT, cached_in=cached_in, cached=_CACHED if cached_in else 0)
 
     def _decide(self, event: Event) -> None:
         events = deque([event])
@@ -201,7 +199,7 @@ class Load:
             if self._where.pop(move.call, None) is not None:
                 self._running[move.engine] -= 1
             self.moved += 1
-            self._moved_calls.append(Arrived(move.call, 0, _PROMPT + _SAMPLED // 2, expected=_SAMPLED // 2))
+            self._moved_calls.append(Arrived(move.call, 0, _PROMPT + _SAMPLED // 2))
 
 
 def built(plan: Plan) -> ControlProgram:

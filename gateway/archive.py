@@ -231,7 +231,7 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
         untrained=UntrainedNotice(), tracing=NoTracing(), bus=open_bus(settings.bus),
         hub=hub_of(settings, models),
         events=EventFeed(database), limits=Limits(settings, models.projects),
-        lengths=None, run_folders=run.folders,
+        run_folders=run.folders,
     )  # fmt: skip
 
 

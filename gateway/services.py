@@ -27,8 +27,7 @@ from gateway.cluster.hub import Hub
 from gateway.cluster.membership import Membership, SingleProcess
 from gateway.cluster.role import Coordinator, CurrentRole
 from gateway.config import ClusterMember
-from gateway.config.settings import ConfigError, Settings
-from gateway.control.lengths import Lengths
+from gateway.config.settings import Settings
 from gateway.control.models import Models, ServedModel
 from gateway.control.program_settings import placement_settings
 from gateway.coordinator import TEND_EVERY_S, open_coordinator, tend
@@ -121,9 +120,6 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             stack.push_async_callback(handover.close)
         replies = Replies(database, handover)
         stack.push_async_callback(replies.close)
-        lengths = await _lengths(settings, models, database)
-        if lengths is not None:
-            stack.push_async_callback(lengths.close)
         await asyncio.to_thread(_write_settings, settings)
         events = EventFeed(database)
         stack.push_async_callback(events.close)
@@ -141,7 +137,6 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             hub=hub_of(settings, models),
             events=events,
             limits=Limits(settings, models.projects),
-            lengths=lengths,
             tracing=tracing,
         )
 
@@ -188,17 +183,6 @@ def hub_of(settings: Settings, models: Models) -> Hub:
     pools = {model.name: model.pool for model in models}
     apis = {name: settings.engine_of(name).api for name in pools}
     return Hub(pools, apis, settings.cluster.peer_timeout_s)
-
-
-async def _lengths(settings: Settings, models: Models, database: Database) -> Lengths | None:
-    if settings.lengths.ranker == "none":
-        return None
-    try:
-        lengths = Lengths(settings.lengths, [model.name for model in models if model.settings.train])
-    except ImportError as error:
-        raise ConfigError(f"[lengths] ranker: {error}") from error
-    await lengths.warm_up(database)
-    return lengths
 
 
 @asynccontextmanager

@@ -1,1 +1,1 @@
-"""headgate's decisions: pure policies, the control program that applies them, lengths, plans, and the start of clusters."""
+"""headgate's decisions: pure policies, the control program that applies them, plans, and the start of clusters."""

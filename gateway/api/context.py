@@ -17,7 +17,6 @@ from gateway.cluster.membership import Membership, SingleProcess
 from gateway.cluster.role import Coordinator, CurrentRole, Role
 from gateway.config.settings import Settings
 from gateway.control.host import ControlHost
-from gateway.control.lengths import Lengths
 from gateway.control.models import Models
 from gateway.control.read_model import ConsoleView, ReadModel
 from gateway.dialects.sizes import check_sizes
@@ -61,8 +60,6 @@ class DataPlane:
     """Those who watch this process."""
     limits: Limits
     """The usage of each key in this process."""
-    lengths: Lengths | None
-    """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
     recorded: ReadModel | None = None
     """The recorded run that is shown; None in a gateway."""
     run_folders: tuple[Path, ...] = ()

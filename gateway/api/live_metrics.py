@@ -19,7 +19,6 @@ from gateway.api.middleware.drain import Drain
 from gateway.cluster.follower import Follower
 from gateway.cluster.role import Coordinator
 from gateway.control.coordinator_placement import ControlPlacement
-from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, TrainedModel
 from gateway.control.nodes import ROLES, Nodes
 from gateway.render.tool_faults import TOOL_FAULTS
@@ -63,15 +62,6 @@ LIVE_METRICS = {
     "waiting_episodes": LiveMetric("Episodes that wait for a slot", _MODEL),
     "node_role": LiveMetric("1 for the role of a node", _NODE),
     "node_seconds": LiveMetric("Seconds that a node spent in each role", _NODE, "counter"),
-    "length_tail_recall": LiveMetric(
-        "The share of this process's longest recent calls that were predicted to be among the longest", _MODEL
-    ),
-    "length_tail_share": LiveMetric(
-        "The share of recent calls that were predicted to be among the longest", _MODEL
-    ),
-    "length_mean_error": LiveMetric(
-        "The mean absolute error of recent length predictions, in tokens", _MODEL
-    ),
     "version": LiveMetric("The newest live version", _MODEL),
     "bad_versions": LiveMetric("Versions that no engine may run, since the first start", _MODEL),
     "updates": LiveMetric("Weight updates since the start", _MODEL, "counter"),
@@ -140,8 +130,6 @@ class LiveMetrics(Collector):
         yield _one("store_reachable", database.reachable)
         if services.bus.shared:
             yield _one("bus_unbroken_seconds", services.bus.unbroken_s)
-        if services.lengths is not None:
-            yield from _lengths(services.lengths, [model.name for model in services.models])
 
     def _engines(self) -> Iterator[Metric]:
         models = list(self._services.models)
@@ -190,13 +178,6 @@ def _nodes(nodes: Nodes) -> Iterator[Metric]:
         for role, seconds in node.spent().items()
     ]
     yield _figure("node_seconds", spent)
-
-
-def _lengths(lengths: Lengths, models: Sequence[str]) -> Iterator[Metric]:
-    described = [(model, figures) for model in models if (figures := lengths.describe(model)) is not None]
-    for key in ("tail_recall", "tail_share", "mean_error"):
-        known = [((model,), figures[key]) for model, figures in described if figures[key] is not None]
-        yield _figure(f"length_{key}", known)
 
 
 def _versions(models: Sequence[LocalModel]) -> Iterator[Metric]:

@@ -30,7 +30,6 @@ from gateway.config.models import Bounds, ModelSettings, RenderSettings, Samplin
 from gateway.config.scheduling import (
     ControlSettings,
     LendingSettings,
-    LengthSettings,
     NodeSettings,
     RoutingSettings,
 )
@@ -61,7 +60,6 @@ __all__ = [
     "FeedSettings",
     "GraderSettings",
     "LendingSettings",
-    "LengthSettings",
     "LimitSettings",
     "LimitsSettings",
     "ModelSettings",

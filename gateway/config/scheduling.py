@@ -1,4 +1,4 @@
-"""The control program and what it decides by: `[control]`, `[lengths]`, `[routing]`, `[nodes]`, `[lending]`."""
+"""The control program and what it decides by: `[control]`, `[routing]`, `[nodes]`, `[lending]`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,6 @@ class ControlSettings(Section):
 
     recording: Path | None = Path("runs/control.jsonl")
     """The file that records events and decisions, for `scheduler replay`."""
-
-
-class LengthSettings(Section):
-    """`[lengths]`: how long calls are expected to be, learned from finished calls (docs/topics/scheduler.md, Long tails)."""
-
-    ranker: Literal["none", "history", "boosted"] = "none"
-    """`history`: as long as the calls of the same task were. `boosted`: trees over the prompt, histories and the turn
-    (extra `lengths`)."""
 
 
 class EnginePrior(Section):

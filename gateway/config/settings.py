@@ -27,7 +27,6 @@ from gateway.config import (
     FeedSettings,
     GraderSettings,
     LendingSettings,
-    LengthSettings,
     LimitsSettings,
     ModelSettings,
     Name,
@@ -81,7 +80,6 @@ class Settings(Section):
     weights: WeightsSettings = WeightsSettings()
     queue: QueueSettings = QueueSettings()
     routing: RoutingSettings = RoutingSettings()
-    lengths: LengthSettings = LengthSettings()
     nodes: dict[Name, NodeSettings] = Field(default_factory=dict)
     lending: LendingSettings = LendingSettings()
     feed: FeedSettings = FeedSettings()

@@ -228,9 +228,7 @@ class Nodes(LedgerListener):
         running = self._calls(model, pool)
         if (ledger := self._ledgers.get(model)) is None:
             return Filling(model, 0, 0, 0, running)
-        elsewhere = running > len(pool.calls)  # calls of other processes, whose lengths are not known here
-        longest_s = None if elsewhere else self._host.program.placements[model].longest_s
-        return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained, longest_s)
+        return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained)
 
     def _calls(self, model: str, pool: EnginePool) -> int:
         elsewhere = sum(self._peers.count_runs(model, slot)[0] for slot in pool.slots)

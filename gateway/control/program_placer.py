@@ -146,7 +146,6 @@ class ProgramPlacer:
             call.call_id,
             call.min_version,
             call.length,
-            expected=max(hints.expected - len(call.turn.ids), 0),
             cached_in=cached_in,
             cached=cached,
             avoid=tuple(sorted(hints.avoid)),

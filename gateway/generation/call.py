@@ -34,8 +34,6 @@ class RoutingHints:
     """The engine to use if it is open; empty: any."""
     avoid: frozenset[str] = frozenset()
     """Engines to use only if there is no other."""
-    expected: int = 0
-    """The predicted number of tokens that the call will sample; 0: unknown."""
 
 
 class Call:
@@ -141,10 +139,6 @@ class Call:
         return np.concatenate([self.prompt, np.asarray(self._turn.ids, np.int32)])
 
     # Routing
-
-    def predicted(self, expected: int) -> None:
-        """Set the predicted length."""
-        self._hints = replace(self._hints, expected=expected)
 
     def redirect(self, engine: str, *, leaving: str = "") -> None:
         """Send the call to `engine` (empty: any) and out of `leaving`, without waiting for an update to finish."""

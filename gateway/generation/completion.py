@@ -50,14 +50,6 @@ class TokenAccount(Protocol):
         ...
 
 
-class LengthListener(Protocol):
-    """Learns from the lengths of replies."""
-
-    def completed(self, tokens: int) -> None:
-        """Learn a reply's number of sampled tokens. Called once, if the reply is complete and recorded."""
-        ...
-
-
 class _NoReaders(GatewayError):
     """No client reads the reply any more."""
 
@@ -77,12 +69,10 @@ class Completion:
         tool_alarm: ToolAlarm,
         grace_s: float,
         account: TokenAccount | None = None,
-        lengths: LengthListener | None = None,
     ) -> None:
         self.details = details
         self.reply = _reply(runner.call.call_id, details, len(prompt.ids), self)
         self._account = account
-        self._lengths = lengths
         self._runner = runner
         self._prompt = prompt
         self._segment = segment
@@ -286,8 +276,6 @@ class Completion:
                 superseded() if error.code in ("recorded_elsewhere", "requested_again") else error
             ) from error
         self._metrics.seconds.observe(time.time() - self.details.received_at)
-        if self._lengths is not None:
-            self._lengths.completed(len(self.call.turn.ids))
         self.reply.complete(self.details.seconds, self._segmenter.matched_stop)
         self.flush()
         self.reply.deliver(last)

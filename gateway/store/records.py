@@ -118,20 +118,6 @@ class RefusedCallRecord(TypedDict):
     times: int
 
 
-class FinishedCall(TypedDict):
-    """A call from which a length ranker learns."""
-
-    id: str
-    episode_id: str
-    node: int
-    used: UsedSampling
-    received_at: float
-    prompt_tokens: int
-    completion_tokens: int
-    task_id: str
-    group_id: str
-
-
 class DecisionRecord(TypedDict):
     """A stored decision about an episode or a group; see `DecisionRow`."""
 

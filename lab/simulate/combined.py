@@ -243,7 +243,7 @@ class Combined(Policy):
     def _fill(self, world: World) -> None:
         self._hosting.inject(
             self._lending.filling,
-            Filling.of(MODEL, world.rule, len(self._calls), longest_s=self._placement.longest_s),
+            Filling.of(MODEL, world.rule, len(self._calls)),
         )
 
     def _claim(self) -> None:

@@ -23,10 +23,7 @@ stragglers, the rest takes as long as before, and l = 1 is best; if all engines 
 and l = E / (E + k) is. Batches mostly wait for stragglers, so 1 is the default. A trainer that begins with the whole batch
 needs 0.
 
-**The wait** is the number of missing groups divided by the rate at which groups arrive (`Pace`), as long as any group will do.
-Where staleness is bounded, some groups can be in no later batch, and the batch waits for the longest of them, which no rate
-predicts. Where lengths are predicted, the wait is therefore theirs (`batch_wait_s`), from the tokens that each call still needs
-(`remaining`) in its engine.
+**The wait** is the number of missing groups divided by the rate at which groups arrive (`Pace`).
 
 While no other engine is awake, only this node can fill the batch: it is lent however short the wait is, and recalled only by
 a claim. Nothing here reads a clock.
@@ -36,9 +33,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-
-_OUTLIVED = 0.5
-"""A call that is longer than predicted is expected to grow by this share of its context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,29 +224,6 @@ class Pace:
             return 0.0
         pace = self.groups_per_s
         return self.left / pace if self.left is not None and pace > 0 else math.inf
-
-
-def remaining(expected: float, sampled: float, context: float, longest: float) -> float:
-    """Return the predicted number of tokens that a call will still sample.
-
-    `context`: its present tokens; `sampled`: those since `expected` was predicted. A call beyond its prediction is expected to
-    grow by a share of its context, but not beyond `longest`, the longest call that ever ended.
-    """
-    if sampled < expected:
-        return expected - sampled
-    return max(min(_OUTLIVED * context, longest - context), 0.0)
-
-
-def batch_wait_s(pace_s: float, missing: int, due: int, longest_s: float) -> float:
-    """Return the predicted wait of a batch that lacks `missing` groups.
-
-    `due`: running groups that can be in no later batch; the last of them ends in `longest_s` (0: unknown). If they are all that
-    is missing, the batch waits for the last of them, however fast groups arrived before; otherwise for the later of it and the
-    pace's prediction.
-    """
-    if not missing or not due or not longest_s:
-        return pace_s
-    return longest_s if due >= missing else max(pace_s, longest_s)
 
 
 @dataclass(slots=True)

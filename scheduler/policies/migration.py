@@ -176,7 +176,7 @@ def _better(
     its own."""
     legal = ((engines[i], n) for n, (_, i) in enumerate(fastest) if engines[i].version >= call.version)
     keyed = [
-        (choice.key(engine, call.length, call.length, 0, call.weight), n)
+        (choice.key(engine, call.length, 0, call.weight, stay=call.length), n)
         for engine, n in islice(legal, _LOOKED_AT)
         if engine is not source
     ]

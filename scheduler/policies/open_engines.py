@@ -13,7 +13,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 
-from scheduler.policies.placement import Choice, EngineRequest, Key, OpenEngine, footprint
+from scheduler.policies.placement import Choice, EngineRequest, Key, OpenEngine
 from scheduler.policies.throughput import EngineModel
 
 _LOOKED_AT = 4
@@ -116,7 +116,7 @@ class Engines:
         engine = self.best(request)
         if engine is None:
             return False
-        self._echo(engine, 1, footprint(request))
+        self._echo(engine, 1, request.length)
         self._file(engine)
         return True
 
@@ -185,10 +185,10 @@ class Engines:
         if not candidates:
             return None
         wanted = [engine for engine in candidates if engine.name not in request.avoid] or candidates
-        key, length, expected = self.choice.key, footprint(request), request.expected
+        key, length = self.choice.key, request.length
         weight = self.weight(request.version)
         cached = {request.cached_in: min(request.cached, request.length)} if request.cached_in else {}
-        keyed = [(key(e, length, expected, cached.get(e.name, 0), weight), e) for e in wanted]
+        keyed = [(key(e, length, cached.get(e.name, 0), weight), e) for e in wanted]
         (less, *_), best = min(keyed, key=lambda pair: pair[0])
         if self.choice.rule == "gain" and 2 * request.cached > request.length:
             for (here, *_), engine in keyed:
@@ -236,11 +236,11 @@ class Engines:
         """Yield the engine's entries for the heaps that it belongs to: how good it is in each."""
         length, choice = int(self.typical), self.choice
         if choice.rule == "cached":
-            yield (False, engine.version), (choice.key(engine, 0, 0, 0), engine.stamp, engine)
+            yield (False, engine.version), (choice.key(engine, 0, 0), engine.stamp, engine)
             return
         steps_s = engine.steps_s(length)
         for late, weight in enumerate(self._weights):
-            key = choice.key_at(engine, steps_s, length, 0, 0, weight)
+            key = choice.key_at(engine, steps_s, length, 0, weight)
             yield (late > 0, engine.version), (key, engine.stamp, engine)
 
     def _file(self, engine: OpenEngine) -> None:

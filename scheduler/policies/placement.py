@@ -28,7 +28,7 @@ from scheduler.policies.throughput import EngineModel
 
 Rule = Literal["cached", "gain"]
 _STAY = 256
-"""The assumed number of tokens still to come, where there is no prediction."""
+"""The assumed number of tokens that a call still samples."""
 _MOST_LATE = 4
 """A call that is more versions behind counts no more for that: it may be of a model that has no versions."""
 _FULL = float("inf")
@@ -50,11 +50,6 @@ class EngineRequest(Protocol):
     @property
     def length(self) -> int:
         """Tokens of its prompt and of what was sampled so far."""
-        ...
-
-    @property
-    def expected(self) -> int:
-        """The predicted number of tokens still to come; 0: unknown."""
         ...
 
     @property
@@ -126,11 +121,6 @@ class OpenEngine:
         return self.model.gain(self.running, self.kv, length, self.extra, weight)
 
 
-def footprint(request: EngineRequest) -> int:
-    """Return the tokens that a call has in an engine's cache, on average over its stay there, as far as is known."""
-    return request.length + request.expected // 2
-
-
 Key = tuple[float, int, int, str]
 
 
@@ -156,23 +146,26 @@ class Choice:
         """Return the weight of a call whose oldest allowed version is `behind` versions behind the newest."""
         return self.late_call_weight ** min(max(behind, 0), _MOST_LATE) if self.weighs else 1.0
 
-    def key(self, engine: OpenEngine, length: int, expected: int, cached: int, weight: float = 1.0) -> Key:
-        """Return the engines in their order, the best first, for a call of which `cached` tokens are cached there.
+    def key(
+        self, engine: OpenEngine, length: int, cached: int, weight: float = 1.0, stay: int = _STAY
+    ) -> Key:
+        """Return the engines in their order, the best first, for a call of which `cached` tokens are cached there and which still
+        samples `stay`.
 
         Among equals the older version: the newer engine may have calls that no other may.
         """
         if self.rule == "cached":
             return (*cached_key(engine.running, cached), 0, engine.name)
-        return self.key_at(engine, engine.steps_s(length), length, expected, cached, weight)
+        return self.key_at(engine, engine.steps_s(length), length, cached, weight, stay)
 
     def key_at(
         self,
         engine: OpenEngine,
         steps_s: tuple[float, float],
         length: int,
-        expected: int,
         cached: int,
         weight: float,
+        stay: int = _STAY,
     ) -> Key:
         """Return the same under `gain`, where `steps_s` is known. It runs thousands of times a second, so it is one function."""
         now_s, then_s = steps_s
@@ -181,7 +174,7 @@ class Choice:
             return (_FULL, running, engine.version, engine.name)
         inside = running + engine.extra
         prefill_s = model.s_per_call * (length - cached)
-        lost = (inside + weight) / then_s * prefill_s / ((expected or _STAY) * then_s)
+        lost = (inside + weight) / then_s * prefill_s / (stay * then_s)
         gain = (inside + weight) / then_s - (inside / now_s if running else 0.0)
         return (lost - gain, running, engine.version, engine.name)
 

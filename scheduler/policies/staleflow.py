@@ -68,7 +68,6 @@ class StaleFlow(StalenessRule[GroupRow]):
 
     def __init__(self, settings: LedgerSettings) -> None:
         super().__init__(settings, settings.spare_members)
-        self.max_age = None if settings.masks else settings.eta
         self._entries = Entries(settings)
 
     # Queries

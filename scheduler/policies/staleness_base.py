@@ -1,4 +1,4 @@
-"""The common base of staleness rules. The rule of the product is `staleflow.py`; the simulator compares it with others.
+"""What a staleness rule does for its groups, whatever decides about their batches: `staleflow.py` does.
 
 A rule receives events and returns commands (`staleness_events.py`); it does nothing else. The commands depend only on the
 settings and the events so far. Batches are numbered from 0; batch b makes version b + 1 out of version b, and is trained once,
@@ -44,9 +44,6 @@ class StalenessRule(ABC, Generic[G]):
 
     `version` is the newest published version, `next_batch` the next batch to train, `leased` whether a trainer has it.
     """
-
-    max_age: int | None = None
-    """The number of versions that a group may be older than the version trained on it; None: any."""
 
     def __init__(self, settings: LedgerSettings, spare_members: int = 0) -> None:
         self.settings = settings

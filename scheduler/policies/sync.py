@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from scheduler.policies.placement import Choice, EngineRequest, OpenEngine, footprint
+from scheduler.policies.placement import Choice, EngineRequest, OpenEngine
 
 _BETTER = 1.2
 
@@ -74,4 +74,4 @@ def pulls(
 
 
 def _has_room(engine: OpenEngine, request: EngineRequest, target: int, choice: Choice) -> bool:
-    return choice.has_room(engine, footprint(request), choice.weight(target - request.version))
+    return choice.has_room(engine, request.length, choice.weight(target - request.version))

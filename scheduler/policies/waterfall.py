@@ -2,8 +2,7 @@
 
 Calls are ordered by their `min_version`, oldest first. The first call goes to the best engine among those whose version is at
 least its `min_version` (`placement.py`). If none has room for it, it waits here, not in an engine's queue, and so do all later
-calls: none overtakes one that must be trained sooner. Of one `min_version` the calls with the longest predicted length come
-first (LPT), within blocks of `_AMONG` successive arrivals, so no call is overtaken forever.
+calls: none overtakes one that must be trained sooner. Of one `min_version` the first to arrive comes first.
 
 Calls that wait in other processes have their place in the same order, by the last snapshot: room for those with an older
 `min_version` is counted before a call of this process is placed.
@@ -11,17 +10,12 @@ Calls that wait in other processes have their place in the same order, by the la
 
 from __future__ import annotations
 
-import heapq
-import itertools
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from scheduler.policies.open_engines import Engines
-from scheduler.policies.placement import EngineRequest, footprint
-
-_AMONG = 1024
-_Entry = tuple[int, int, int, EngineRequest]
-"""The arrival batch (of `_AMONG` calls), longest first within it, first come first served between batches."""
+from scheduler.policies.placement import EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +26,6 @@ class PeerBacklog:
     length: int
     calls: int
     call: str = ""
-    expected: int = 0
     cached_in: str = ""
     cached: int = 0
     avoid: tuple[str, ...] = ()
@@ -45,20 +38,17 @@ class Waterfall:
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
         self.waiting: dict[str, EngineRequest] = {}
-        self._queues: dict[int, list[_Entry]] = {}
+        self._queues: dict[int, deque[EngineRequest]] = {}
         """The waiting calls, by `min_version`."""
         self._peer_backlog: dict[int, PeerBacklog] = {}
         """Calls that wait in other processes, by `min_version`, without those for which room was counted."""
-        self._serials = itertools.count()
 
     def add(self, request: EngineRequest) -> None:
         """Add a waiting call. Raise ValueError if it waits already."""
         if request.call in self.waiting:
             raise ValueError(f"call {request.call} waits already")
         self.waiting[request.call] = request
-        serial = next(self._serials)
-        entry = (serial // _AMONG, -request.expected, serial, request)
-        heapq.heappush(self._queues.setdefault(request.version, []), entry)
+        self._queues.setdefault(request.version, deque()).append(request)
 
     def drop(self, call: str) -> bool:
         """Remove a waiting call; return True if it was waiting."""
@@ -99,19 +89,19 @@ class Waterfall:
             del self._peer_backlog[older]
         return True
 
-    def _first(self, queue: list[_Entry]) -> EngineRequest | None:
-        while queue and self.waiting.get(queue[0][3].call) is not queue[0][3]:
-            heapq.heappop(queue)
-        return queue[0][3] if queue else None
+    def _first(self, queue: deque[EngineRequest]) -> EngineRequest | None:
+        while queue and self.waiting.get(queue[0].call) is not queue[0]:
+            queue.popleft()
+        return queue[0] if queue else None
 
-    def _place_queue(self, queue: list[_Entry], placed: list[tuple[EngineRequest, str]]) -> bool:
+    def _place_queue(self, queue: deque[EngineRequest], placed: list[tuple[EngineRequest, str]]) -> bool:
         """Place the calls of a queue; return True if none is left."""
         while (request := self._first(queue)) is not None:
             engine = self.engines.best(request)
             if engine is None:
                 return False
-            heapq.heappop(queue)
+            queue.popleft()
             del self.waiting[request.call]
-            self.engines.add_call(engine.name, request.version, footprint(request))
+            self.engines.add_call(engine.name, request.version, request.length)
             placed.append((request, engine.name))
         return True

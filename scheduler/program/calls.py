@@ -19,8 +19,6 @@ class Arrived:
     """The oldest version that may sample it: its group's `min_version`."""
     length: int
     """Tokens of its prompt and of what was sampled so far."""
-    expected: int = 0
-    """The predicted number of tokens that it will still sample; 0: unknown."""
     cached_in: str = ""
     """The engine that has most of its tokens in its cache."""
     cached: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from scheduler.policies.lending import Mean, Pace, batch_wait_s
+from scheduler.policies.lending import Mean, Pace
 from scheduler.program.nodes import Filling, Role
 
 Switch = Literal["lend", "recall"]
@@ -118,11 +118,7 @@ class Batches:
     def wait_s(self, model: str) -> float:
         """Predicted, until the batch is whole; infinite if unknown."""
         pace = self._paces.get(model)
-        if pace is None:
-            return float("inf")
-        filling = self._filling[model]
-        missing = filling.size - filling.groups
-        return batch_wait_s(pace.wait_s, missing, filling.due, filling.longest_s)
+        return pace.wait_s if pace is not None else float("inf")
 
     def train_s(self, model: str) -> float:
         """Return the seconds that computing on the groups of one batch takes; 0 while unknown."""

@@ -6,7 +6,6 @@ with both tags, its engines sample while the trainer does not need it (SeamlessF
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -80,32 +79,15 @@ class Filling:
     """The newest batch that a trainer has leased; -1: none. `scheduler plan --run` reads it from the recording."""
     trained: int = -1
     """The newest batch that was trained, likewise."""
-    due: int = 0
-    """Running groups that can be in no later batch."""
-    longest_s: float = 0.0
-    """Predicted seconds until the last of them is over; 0: unknown."""
 
     @classmethod
-    def of(
-        cls,
-        model: str,
-        rule: StalenessRule,
-        running: int,
-        leased: int = -1,
-        trained: int = -1,
-        longest_s: Callable[[int], float] | None = None,
-    ) -> Self:
-        """Read it from a trained model's ledger. A truncated batch gets no more groups than it has. `longest_s`: predicted
-        seconds until the last call of a `min_version`, or of an older one, is over; None: unknown."""
+    def of(cls, model: str, rule: StalenessRule, running: int, leased: int = -1, trained: int = -1) -> Self:
+        """Read it from a trained model's ledger. A truncated batch gets no more groups than it has."""
         batch = rule.next_batch
-        last = -1 if rule.max_age is None else batch - rule.max_age
-        due = sum(g.state == "reserved" and g.version <= last for g in rule.groups()) if last >= 0 else 0
         occupied = {row.batch: row.occupied for row in rule.batches()}
         groups = occupied.get(batch, 0)
         size = groups if rule.complete(batch) else rule.settings.batch
-        ahead = occupied.get(batch + 1, 0)
-        wait_s = longest_s(last) if due and longest_s is not None else 0.0
-        return cls(model, batch, groups, size, running, ahead, leased, trained, due, wait_s)
+        return cls(model, batch, groups, size, running, occupied.get(batch + 1, 0), leased, trained)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from scheduler.policies.lending import remaining
 from scheduler.policies.migration import MigrationSettings, Movable, moves
 from scheduler.policies.open_engines import Engines
-from scheduler.policies.placement import Choice, EngineRequest, OpenEngine, footprint
+from scheduler.policies.placement import Choice, EngineRequest
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import PeerBacklog, Waterfall
@@ -101,10 +100,6 @@ class Placement(Reactor):
         call in between are the difference to `_Run.since`."""
         self._pulls: dict[str, int] = {}
         """The times (ns) of the commands to pull, by engine, until the engine is open again or dead."""
-        self._longest = 0
-        """Tokens of the longest conversation that has left an engine."""
-        self._lengths_predicted = False
-        """True once a call came with a predicted length."""
         self._peer_load: PeerLoad | None = None
         """The load of other processes, once there are any."""
         self._pulls_settled = True
@@ -156,26 +151,6 @@ class Placement(Reactor):
         engine = self._engines.best(PeerBacklog(oldest, int(self._engines.typical), 1))
         return engine.version if engine is not None else None
 
-    def longest_s(self, version: int) -> float:
-        """Return the predicted seconds until the last call of this `min_version`, or of an older one, is over; 0:
-        unknown."""
-        if not self._lengths_predicted:
-            return 0.0
-        return max(
-            (self._engine_longest_s(engine, version) for engine in self._engines.open.values()), default=0.0
-        )
-
-    def _engine_longest_s(self, engine: OpenEngine, version: int) -> float:
-        if not any(count and oldest <= version for oldest, count in engine.calls_by_version.items()):
-            return 0.0
-        steps, tokens = self._steps.get(engine.name, 0.0), 0.0
-        for run in self._inside[engine.name].values():
-            if run.request.version <= version:
-                sampled = steps - run.since
-                context = run.request.length + sampled
-                tokens = max(tokens, remaining(run.request.expected, sampled, context, self._longest))
-        return tokens * engine.step_s()
-
     # Events
 
     def _on_started(self, now: Context) -> None:
@@ -210,7 +185,7 @@ class Placement(Reactor):
     def _on_opened(self, now: Context) -> None:
         opened = now[self.opened]
         runs = self._inside.get(opened.engine, {}).values()
-        kept = [(run.request.version, footprint(run.request)) for run in runs]
+        kept = [(run.request.version, run.request.length) for run in runs]
         self._engines.opened(opened.engine, opened.version, self._settings.engine, kept)
         if opened.version >= self._target:
             self._pulls.pop(opened.engine, None)
@@ -218,12 +193,10 @@ class Placement(Reactor):
     def _on_demand(self, now: Context) -> None:
         demand = now[self.demand]
         for left in demand.left:
-            self._longest = max(self._longest, left.length)
             self._remove(left.call, left.length)
         for arrived in demand.arrived:
-            self._lengths_predicted |= arrived.expected > 0
             self._remove(arrived.call, arrived.length)
-            self._engines.learn(footprint(arrived))
+            self._engines.learn(arrived.length)
             self._waterfall.add(arrived)
 
     def _remove(self, call: str, length: int) -> None:
@@ -232,7 +205,7 @@ class Placement(Reactor):
             self._waterfall.drop(call)
         else:
             del self._inside[run.engine][call]
-            self._engines.remove_call(run.engine, run.request.version, footprint(run.request), length)
+            self._engines.remove_call(run.engine, run.request.version, run.request.length, length)
 
     def _on_peer_load(self, now: Context) -> None:
         self._peer_load = peer_load = now[self.peer_load]

@@ -22,7 +22,6 @@ EXTRA = (
     "tensorboard",
     "transformers",
     "ray",
-    "lightgbm",
     "matplotlib",
     "wandb",
     "mlflow",
@@ -64,7 +63,7 @@ def test_no_package_of_an_extra_is_one_of_the_base() -> None:
         for name, lines in project["optional-dependencies"].items()
         for line in lines
     }
-    assert {"torch", "transformers", "tensorboard", "ray", "lightgbm"} <= extra
+    assert {"torch", "transformers", "tensorboard", "ray"} <= extra
     assert not base & extra
 
 

@@ -91,7 +91,6 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "waiting_calls": sum(pool.waiting for pool in pools),
         "open_episodes": sum(map(reach.has, gateway.view.open_models())),
         "slow_episodes": [asdict(slow) for slow in gateway.view.slow_episodes(found.name)[:_SLOW]],
-        "lengths": gateway.lengths.describe(found.name) if gateway.lengths is not None else None,
         "updates": found.versions.updates,
         "streams_across_updates": found.versions.streams_across_updates,
         "episodes": await gateway.database.read(lambda c: statements.count_by_state(c, of)),

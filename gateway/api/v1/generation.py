@@ -26,7 +26,7 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation import span_attributes
 from gateway.generation.call import Call
 from gateway.generation.call_runner import CallRunner
-from gateway.generation.completion import Completion, LengthListener, Segment, TokenAccount
+from gateway.generation.completion import Completion, Segment, TokenAccount
 from gateway.generation.reply import Choices, Reader
 from gateway.generation.request_key import RequestKey
 from gateway.render.offload import offload, offload_read
@@ -166,13 +166,7 @@ class _Preparation:
             self._segment,
             headers=self._admission.headers,
             account=self._admission.ticket,
-            lengths=self._predict(call),
         )
-
-    def _predict(self, call: Call) -> LengthListener | None:
-        if (lengths := self._gateway.lengths) is None:
-            return None
-        return lengths.begin(self._model.name, self._episode, call, self._parsed.messages, self._parsed.tools)
 
     def _note_untrained(self, sampling: Sampling) -> None:
         episode, model = self._episode, self._model.name
@@ -255,7 +249,6 @@ def new_completion(
     *,
     headers: Mapping[str, str],
     account: TokenAccount | None = None,
-    lengths: LengthListener | None = None,
 ) -> Completion:
     """Return what generates a call's reply."""
     pool, limits = model.pool, gateway.settings.calls
@@ -280,5 +273,4 @@ def new_completion(
         tool_alarm=gateway.tool_alarm,
         grace_s=limits.grace_s,
         account=account,
-        lengths=lengths,
     )

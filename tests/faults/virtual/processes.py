@@ -218,7 +218,6 @@ class Process:
             hub=hub_of(settings, models),
             events=EventFeed(self.database),
             limits=Limits(settings, models.projects),
-            lengths=None,
             tracing=NoTracing(),
         )
 

@@ -251,12 +251,11 @@ async def test_the_program_gets_the_requirements_of_a_call(coordinator: Coordina
     one.entered("b", 7, "one.0.0")
     one.append_chunk(TokenChunk([1, 2], [-0.5, -0.5]))
     one.end_run()
-    one.predicted(5)
     one.redirect("a", leaving="b")
     assert await asks(pool, one) is slot
     (demand,) = coordinator.heard(Demand)
     assert demand.arrived == (
-        Arrived("one", 7, 12, 3, cached_in="a", cached=10, avoid=("b",), pinned=True, preferred="a"),
+        Arrived("one", 7, 12, cached_in="a", cached=10, avoid=("b",), pinned=True, preferred="a"),
     )
 
 

@@ -139,16 +139,16 @@ def test_a_later_turn_leaves_its_cache_for_more_than_its_prefill_costs(running: 
         engines.opened(
             name,
             0,
-            EngineModel(s_per_kv_token=1e-4, s_per_batch=0.0, s_per_call=1e-3, s_per_step=1.0),
-            [(0, 1000)] * count,
+            EngineModel(s_per_kv_token=1e-4 / 128, s_per_batch=0.0, s_per_call=1e-3, s_per_step=1.0),
+            [(0, 128_000)] * count,
         )
-    turn = Arrived("turn", 0, 1000, expected=2, cached_in="a", cached=900)
+    turn = Arrived("turn", 0, 128_000, cached_in="a", cached=115_200)
     assert engines.best(replace(turn, cached=0)) is engines.open["b"]
     engine = engines.best(turn)
     assert engine is engines.open[best]
     assert engines.best(replace(turn, avoid=("a",))) is engines.open["b"]
     assert engines.best(replace(turn, version=1)) is None
-    engines.apply_snapshot("a", running, 1, 1000 * running)
+    engines.apply_snapshot("a", running, 1, 128_000 * running)
     assert engines.best(turn) is engines.open["b"], "calls wait in its queue"
 
 

@@ -138,8 +138,7 @@ def happen(field: Field, what: str, name: str, number: int) -> None:
             field.closes(name)
         case "arrive":
             field.placed.pop(name, None)  # if it is inside, it arrives again
-            expected = 100 if number == 3 else 0
-            field.arrive(Arrived(name, number, 10 * (number + 1), expected, "a", 5, ("b",)))
+            field.arrive(Arrived(name, number, 10 * (number + 1), "a", 5, ("b",)))
         case "leave":
             field.leave(name)
         case "seen":

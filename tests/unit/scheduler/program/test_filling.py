@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import Consume, Join, Leased, Publish, Reward, Unstick
-from scheduler.policies.staleness_state import LateAction, LedgerSettings
+from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program.node_state import Batches
 from scheduler.program.nodes import Filling
 
@@ -24,55 +24,12 @@ def test_a_batch_fills_is_whole_and_another_one_comes() -> None:
     assert Filling.of("m", rule, 0) == Filling("m", 1, 1, 2, 0)
 
 
-@pytest.mark.parametrize(("late_groups", "due"), [("cancel", 1), ("mask", 0), ("overtake", 0)])
-def test_groups_that_can_be_in_no_later_batch_are_due(late_groups: LateAction, due: int) -> None:
-    """`old` began under 0 and runs, so it has to be in batch 1, where any group may be that begins now."""
-    rule = StaleFlow(LedgerSettings(eta=1, batch=1, min_members=1, late_groups=late_groups))
-    for group in ("first", "old"):
-        rule.apply(Join(group, group, 1))
-    rule.apply(Reward("first", 1.0))
-    versions: list[int] = []
-
-    def longest_s(version: int) -> float:
-        versions.append(version)
-        return 7.0
-
-    before = Filling.of("m", rule, 1, longest_s=longest_s)
-    assert (before.due, before.longest_s, versions) == (0, 0.0, [])
-    for event in (Leased(0), Publish(1), Consume(0)):
-        rule.apply(event)
-    filling = Filling.of("m", rule, 1, longest_s=longest_s)
-    assert (filling.due, filling.longest_s) == (due, 7.0 * due)
-    assert versions == [0] * due
-
-
-@pytest.mark.parametrize(
-    ("missing", "due", "longest_s", "wait_s"),
-    [
-        (4, 0, 0.0, 8.0),
-        (4, 4, 0.0, 8.0),
-        (4, 4, 3.0, 3.0),
-        (4, 4, 30.0, 30.0),
-        (4, 1, 3.0, 8.0),
-        (4, 1, 30.0, 30.0),
-    ],
-)
-def test_a_batch_waits_for_what_can_be_in_no_later_one(
-    missing: int, due: int, longest_s: float, wait_s: float
-) -> None:
-    """Half a group a second came; how long the due ones take is unknown where `longest_s` is 0."""
-    batches = Batches(smooth_s=10.0)
-    batches.filled(0, Filling("m", 0, 0, 8, 9))
-    batches.filled(8, Filling("m", 0, 8 - missing, 8, 9, due=due, longest_s=longest_s))
-    assert batches.wait_s("m") == pytest.approx(wait_s)
-
-
 def test_a_batch_that_was_truncated_is_whole() -> None:
     rule = StaleFlow(LedgerSettings(eta=0, batch=2, min_members=1))
     for group in "ab":
         rule.apply(Join(group, group, 1))
     rule.apply(Reward("a", 1.0))
-    assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 2, 0, due=1)
+    assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 2, 0)
     rule.apply(Unstick(0, "truncate"))
     assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 1, 0)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.policies.throughput import EngineModel
 from scheduler.program import ControlProgram
-from scheduler.program.calls import Arrived, CallDeparted, Demand, EngineLoad, Opened, Snapshot, SpeedFitted
+from scheduler.program.calls import CallDeparted, Demand, EngineLoad, Opened, Snapshot, SpeedFitted
 from scheduler.program.events import Added
 from scheduler.reactor import Recording, Runtime, VirtualClock, replay
 from tests.unit.scheduler.program.field import ENGINE, HAPPENS, MODEL, Field, calls, happen
@@ -31,26 +31,6 @@ def test_ends_and_arrivals_of_one_turn_are_taken_in_that_order() -> None:
     field.placed.pop("a")
     field.inject(field.reactor.demand, Demand((CallDeparted("a", 20),), tuple(calls("a"))))
     assert field.placed == {"b": "one", "c": "one", "a": "one"}
-
-
-def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -> None:
-    """Steps take 1 s, and `young` may be in a later batch."""
-    field = Field().opens(one=1)
-    reactor = field.reactor
-    field.inject(reactor.fitted, SpeedFitted("one", EngineModel(0.0, 1.0, 0.0, 0.0)))
-    field.arrive(Arrived("old", 0, 10), Arrived("young", 1, 10, preferred="one"))
-    assert reactor.longest_s(0) == 0.0, "no lengths are predicted here"
-    field.leave("old", "young")
-    field.arrive(Arrived("old", 0, 10, expected=30), Arrived("young", 1, 10, expected=90, preferred="one"))
-    assert (reactor.longest_s(0), reactor.longest_s(1)) == (30.0, 90.0)
-    sampled_20 = Snapshot((EngineLoad("one", 2, 0, 10, 40.0),))
-    field.inject(reactor.snapshot, sampled_20)
-    assert reactor.longest_s(0) == 10.0
-    field.inject(reactor.snapshot, sampled_20)
-    assert reactor.longest_s(0) == 0.0, "no conversation was as long as this one"
-    field.inject(reactor.demand, Demand((CallDeparted("long", 1000),)))
-    assert reactor.longest_s(0) == 0.5 * (10 + 40)
-    assert field.leave("old").reactor.longest_s(0) == 0.0
 
 
 def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
