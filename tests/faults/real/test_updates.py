@@ -31,8 +31,8 @@ async def test_updates_and_a_killed_engine_lose_and_mislabel_nothing(
 
 @pytest.mark.parametrize(
     ("mutant", "mode"),
-    [
-        pytest.param(m, mode, marks=[pytest.mark.long] * (mode == "abort"))
+    [  # the virtual cluster catches the others in a second (virtual/test_mutants.py)
+        pytest.param(m, mode, marks=[pytest.mark.long] * (mode == "abort" or m.virtual))
         for m in mutants.of("updates")
         for mode in m.modes
     ],
