@@ -8,6 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness.scheduler_process import KEY, UP_S, RunningCluster, run_forked, run_to_end, trainer
 from tests.harness.waiting import result_of, until
 from tests.harness.weights import fake_weights, publish
@@ -126,6 +128,7 @@ class Steps:
         self._version += 1
 
 
+@pytest.mark.long  # unit/scheduler/cluster/test_supervisor.py shows the same without processes
 async def test_a_spare_node_is_used_given_back_and_used_again_by_the_reports_of_the_trainer(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -10,26 +10,29 @@ from tests.faults.real.updates import Plan, run_trial, small
 
 
 @pytest.mark.parametrize(
-    ("mode", "order"),
+    ("mode", "order", "updates"),
     [
-        ("abort", "pull"),
-        ("keep", "rolling"),
-        pytest.param("keep", "pull", marks=pytest.mark.long),
-        pytest.param("abort", "rolling", marks=pytest.mark.long),
+        ("abort", "pull", 4),
+        ("keep", "rolling", 4),
+        pytest.param("keep", "pull", 8, marks=pytest.mark.long),
+        pytest.param("abort", "rolling", 8, marks=pytest.mark.long),
     ],
 )
-async def test_eight_updates_and_a_killed_engine_lose_and_mislabel_nothing(mode: str, order: str) -> None:
-    trial = await run_trial(Plan(mode=mode, order=order, seed=1), print)
+async def test_updates_and_a_killed_engine_lose_and_mislabel_nothing(
+    mode: str, order: str, updates: int
+) -> None:
+    plan = Plan(mode=mode, order=order, updates=updates, streams=2 * updates, agents=updates, seed=1)
+    trial = await run_trial(plan, print)
     assert trial.problems == []
     assert trial.report.right
     assert trial.report.facts["tokens"] > 1000
-    assert len(trial.updates) == 8
+    assert len(trial.updates) == updates
 
 
 @pytest.mark.parametrize(
     ("mutant", "mode"),
-    [
-        pytest.param(m, mode, marks=[pytest.mark.long] * (mode == "abort"))
+    [  # the virtual cluster catches the others in a second (virtual/test_mutants.py)
+        pytest.param(m, mode, marks=[pytest.mark.long] * (mode == "abort" or m.virtual))
         for m in mutants.of("updates")
         for mode in m.modes
     ],

@@ -38,7 +38,7 @@ from trainer.model.attention import attend
 
 ROOT = Path(__file__).parents[3]
 SLOW = ("ranks", "transfer", "offload")
-"""Checks that start processes; each repeats what tests of the trainer say."""
+"""Checks that start processes; tests of the trainer check the same."""
 H100 = "0, GPU-6f1, NVIDIA H100 80GB HBM3, 81559, 9.0, 580.65.06\n"
 
 

@@ -35,6 +35,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 1},
 }
 """Scaled rotary angles, tied embeddings, causal masks as buffers, an embedding's factor, sinks, and experts stored one by one."""
+SHARDED = ("qwen3", "gpt2", "mixtral")
+"""Those that `make test` loads by several ranks: what else is special is the same on each rank."""
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -93,6 +95,11 @@ def spread(checkpoint: Path, replicate: int) -> tuple[dict[str, Tensor], set[str
     return whole, {name for name, tensor in state.items() if not isinstance(tensor, parallel.DTensor)}, held
 
 
+@pytest.mark.parametrize(
+    "checkpoint",
+    [pytest.param(name, marks=[pytest.mark.long] * (name not in SHARDED)) for name in ARCHITECTURES],
+    indirect=True,
+)
 @pytest.mark.parametrize(
     ("ranks", "replicate"), [(3, 1), *(pytest.param(2, n, marks=pytest.mark.long) for n in (1, 2))]
 )

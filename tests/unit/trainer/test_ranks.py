@@ -61,11 +61,11 @@ def assert_learned(found: Learned, expected: Learned) -> None:
     ("algorithm", "ranks", "context"),
     [
         ("grpo", 2, 1),
-        ("with a reference", 4, 2),
         ("statistics", 4, 2),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (
+                ("with a reference", 4, 2),
                 ("kl in the reward", 3, 1),
                 ("with a reference", 3, 1),
                 ("grpo", 2, 2),

@@ -177,7 +177,12 @@ def first_step(settings: Settings) -> float | None:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"vision": "trained"}, pytest.param({"lora": {"rank": 3}}, marks=pytest.mark.long)], ids=str
+    "more",
+    [
+        {"vision": "trained"},
+        *(pytest.param(more, marks=pytest.mark.long) for more in ({}, {"lora": {"rank": 3}})),
+    ],
+    ids=str,
 )
 def test_passes_in_bfloat16_are_those_in_float32_but_for_rounding(
     model: Path, tmp_path: Path, more: dict[str, Any]
