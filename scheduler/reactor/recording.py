@@ -5,7 +5,7 @@ when the tag ends, in the order in which things happened, and handed to the oper
 that is killed loses nothing that was acted on, a machine that loses power may. A *decision* is a value set on an output port,
 whichever, connected or not: so the record does not depend on who looks.
 
-    {"format": 4, "program": "control", "settings": {...}, "graph": "<sha256>", "start": ns}
+    {"format": 5, "program": "control", "settings": {...}, "graph": "<sha256>", "start": ns}
     {"tag": [ns, microstep], "action": "fleet.lost", "type": "Lost", "value": {"engine": ..., ...}}
     {"tag": ..., "port": "fleet.commands", "type": "Do", "value": [...],
      "reaction": "fleet.on_trouble", "triggers": [...], "why": "..."}
@@ -31,7 +31,7 @@ from scheduler.reactor.clock import Tag
 from scheduler.reactor.elements import Output, PhysicalAction, Reaction
 from scheduler.reactor.topology import Program
 
-FORMAT = 4
+FORMAT = 5
 
 
 class BadRecording(Exception):

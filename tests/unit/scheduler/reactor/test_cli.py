@@ -88,15 +88,15 @@ def test_a_changed_graph_is_reported(tmp_path: Path) -> None:
         ("", "no run in it"),
         ("hello\n", "line 1 is not a JSON object"),
         (
-            '{"format": 4, "program": "other", "settings": {}, "graph": "", "start": 0}',
+            '{"format": 5, "program": "other", "settings": {}, "graph": "", "start": 0}',
             "no program 'other'; there are: bad, control, toy",
         ),
         (
-            '{"format": 4, "program": "toy", "settings": {"restarts": []}, "graph": "", "start": "x"}',
+            '{"format": 5, "program": "toy", "settings": {"restarts": []}, "graph": "", "start": "x"}',
             "not a header",
         ),
         (
-            '{"format": 4, "program": "bad", "settings": {}, "graph": "", "start": 0}',
+            '{"format": 5, "program": "bad", "settings": {}, "graph": "", "start": 0}',
             "settings build no program",
         ),
     ],

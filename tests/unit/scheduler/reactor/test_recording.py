@@ -34,7 +34,7 @@ def test_the_lines(tmp_path: Path) -> None:
     digest = toy({}).digest()
     stop = {"engine": "e0", "step": "stop"}
     assert lines[:4] == [
-        {"format": 4, "program": "toy", "settings": {"restarts": 1}, "graph": digest, "start": 1000},
+        {"format": 5, "program": "toy", "settings": {"restarts": 1}, "graph": digest, "start": 1000},
         {"tag": [1000, 1], "action": "fleet.lost", "type": "Lost", "value": {"engine": "e0", "code": -9}},
         {
             "tag": [1000, 1],
@@ -209,10 +209,10 @@ def test_a_line_damaged_elsewhere_is_refused(tmp_path: Path) -> None:
         (["hello"], "line 1 is not a JSON object"),
         (['{"tag": [0, 0], "end": true}'], "before any header"),
         (['{"format": 3}'], "format 3"),
-        (['{"format": 4, "program": "p"}'], "not a header"),
-        (['{"format": 4, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": 5}'], "line 2"),
+        (['{"format": 5, "program": "p"}'], "not a header"),
+        (['{"format": 5, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": 5}'], "line 2"),
         (
-            ['{"format": 4, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": [0, 0]}'],
+            ['{"format": 5, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": [0, 0]}'],
             "line 2",
         ),
     ],
