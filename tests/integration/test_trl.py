@@ -27,7 +27,7 @@ from tests.harness.waiting import until
 pytestmark = [pytest.mark.clients, pytest.mark.long, pytest.mark.timeout(1800)]
 
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"
-GROUPS, GROUP_SIZE, STEPS = 2, 4, 4
+GROUPS, GROUP_SIZE, STEPS = 2, 4, 3
 LONG_S = 900.0
 
 
