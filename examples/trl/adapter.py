@@ -73,9 +73,7 @@ class GatewayTrainer(GRPOTrainer):
             members += found + [(filler, None)] * (self.args.num_generations - len(found))
         members += [(filler, None)] * (len(prompts) - len(members))
         if len(members) > len(prompts):
-            raise ValueError(
-                f"batch {self.batch.number} has {len(members)} rows, and TRL trains {len(prompts)}"
-            )
+            raise ValueError(f"the batch has {len(members)} rows, and TRL trains {len(prompts)} in a step")
         return {
             "prompt_ids": [row.prompt_ids.tolist() for row, _ in members],
             "completion_ids": [row.completion_ids.tolist() for row, _ in members],
