@@ -1,8 +1,8 @@
-"""TRL's GRPOTrainer on the batches of a gateway: it trains what an unmodified agent did, and its versions reach the engines.
+"""TRL's GRPOTrainer on the batches of a gateway: it trains what unmodified agents did, and its versions reach the engines.
 
 TRL requests rollouts, and this trainer returns a leased batch: a row for each episode, its newest path. Before the next batch, it
 publishes the version that TRL's step made. Invariants: each batch is one optimizer step; TRL's rows are the recorded tokens with
-their log-probabilities; a row that nothing is trained of has no reward, unless its episode has one.
+their log-probabilities; a row that stands for no episode has neither loss nor reward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headgate.client import Batch, Feed, Row
 
 
 class GatewayTrainer(GRPOTrainer):
-    """A GRPOTrainer whose rollouts are the batches of `feed`, with groups of `num_generations` episodes."""
+    """A GRPOTrainer whose rollouts are the batches of a gateway, with groups of `num_generations` episodes."""
 
     def __init__(self, url: str, key: str | None, versions: Path, steps: int, args: GRPOConfig) -> None:
         """`versions`: the folder of what is published; `steps`: the version at which the run ends."""
@@ -30,9 +30,7 @@ class GatewayTrainer(GRPOTrainer):
         self.batch: Batch | None = None
         version, folder = self.feed.live()
         args.max_steps = max(0, steps - version)
-        groups = (
-            args.generation_batch_size // args.num_generations
-        )  # TRL has a setting for their product alone
+        groups = args.generation_batch_size // args.num_generations
         super().__init__(
             model=str(folder),
             args=args,
@@ -40,8 +38,8 @@ class GatewayTrainer(GRPOTrainer):
             rollout_func=self._rollouts,
             train_dataset=Dataset.from_list([{"prompt": ""}] * groups),
         )
-        # TRL reads the recorded log-probabilities only so, and takes stale tokens for its own samples else. Constructing it
-        # with use_vllm starts vLLM. Before each batch it calls vllm_generation.sync_weights().
+        # TRL reads recorded log-probabilities only with its correction for vLLM, and trains stale tokens with weight 1 without
+        # it. Its constructor would start vLLM. Before each batch TRL calls vllm_generation.sync_weights().
         self.use_vllm = self.vllm_importance_sampling_correction = True
         self.vllm_generation = self
         self._last_loaded_step = -1
@@ -64,31 +62,24 @@ class GatewayTrainer(GRPOTrainer):
 
     def _rollouts(self, prompts: list[str], _: GRPOTrainer) -> dict[str, list[Any]]:
         """Return the next batch in TRL's form; short groups, and a batch with too few, are filled with masked rows."""
-        size = self.args.num_generations
         self.batch = self.feed.batch()
         newest = {row.episode_id: row for row in self.batch.rows("newest") if len(row.completion_ids)}
         self._check_temperature(newest.values())
-        filler = _masked(next(iter(newest.values())))
+        first = next(iter(newest.values()))
+        filler = replace(first, train=first.train & False)
         members: list[tuple[Row, float | None]] = []
         for group in self.batch.groups:
             found = [(newest.get(one.episode_id, filler), one.reward) for one in group.episodes]
-            if len(found) > size:
-                raise ValueError(
-                    f"group {group.group_id} has {len(found)} episodes, num_generations is {size}"
-                )
-            members += [*found, *[(filler, None)] * (size - len(found))]
-        if len(members) > len(prompts):
-            raise ValueError(
-                f"batch {self.batch.number} has {len(members)} rows, generation_batch_size is {len(prompts)}"
-            )
+            members += found + [(filler, None)] * (self.args.num_generations - len(found))
         members += [(filler, None)] * (len(prompts) - len(members))
-        rows = [row for row, _ in members]
+        if len(members) > len(prompts):
+            raise ValueError(f"the batch has {len(members)} rows, and TRL trains {len(prompts)} in a step")
         return {
-            "prompt_ids": [row.prompt_ids.tolist() for row in rows],
-            "completion_ids": [row.completion_ids.tolist() for row in rows],
-            "logprobs": [row.logprobs[row.prompt :].tolist() for row in rows],
-            "env_mask": [row.train[row.prompt :].astype(int).tolist() for row in rows],
-            "headgate_reward": [reward for _, reward in members],
+            "prompt_ids": [row.prompt_ids.tolist() for row, _ in members],
+            "completion_ids": [row.completion_ids.tolist() for row, _ in members],
+            "logprobs": [row.logprobs[row.prompt :].tolist() for row, _ in members],
+            "env_mask": [row.train[row.prompt :].astype(int).tolist() for row, _ in members],
+            "recorded_reward": [reward for _, reward in members],
         }
 
     def _check_temperature(self, rows: Iterable[Row]) -> None:
@@ -112,11 +103,6 @@ class GatewayTrainer(GRPOTrainer):
         return scores
 
 
-def _masked(row: Row) -> Row:
-    """Return a row of which nothing is trained."""
-    return replace(row, train=row.train & False)
-
-
-def _rewards(headgate_reward: list[float | None], **_: Any) -> list[float | None]:
+def _rewards(recorded_reward: list[float | None], **_: Any) -> list[float | None]:
     """Return the recorded rewards; None leaves a row out of its group's mean."""
-    return headgate_reward
+    return recorded_reward

@@ -1,11 +1,10 @@
 """Train with TRL behind a gateway: `.venv-trl/bin/python -m examples.trl.train URL VERSIONS --steps 30`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path
 
+import torch
 from trl import GRPOConfig
 
 from examples.trl.adapter import GatewayTrainer
@@ -21,7 +20,6 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-4)
     given = parser.parse_args()
-    cpu = not os.environ.get("CUDA_VISIBLE_DEVICES")
     args = GRPOConfig(
         output_dir=str(given.versions.parent / "trl"),
         num_generations=given.group_size,
@@ -30,11 +28,8 @@ def main() -> None:
         learning_rate=given.lr,
         lr_scheduler_type="constant",
         vllm_importance_sampling_mode="token_truncate",
-        scale_rewards="none",
-        use_cpu=cpu,
-        bf16=not cpu,
+        bf16=torch.cuda.is_available(),
         model_init_kwargs={"dtype": "float32"},
-        gradient_checkpointing=False,
         save_strategy="no",
         report_to="none",
         logging_steps=1,

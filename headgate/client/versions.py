@@ -30,22 +30,20 @@ def write_version(
     """Write a version below `directory`, whole or not at all, and return its folder.
 
     `weights`: all tensors by their names in the checkpoint, or a folder that `save_pretrained` wrote; NumPy has no bfloat16, so
-    such weights need a folder, or are written as float32. `base`: an earlier version, whose configuration and tokenizer are
-    copied where `weights` has none. `unchanged`: tensors of `base` that the version leaves out.
+    such weights need a folder, or are written as float32. `base`: an earlier version, whose configuration and tokenizer the
+    version has too, as engines were started with them. `unchanged`: tensors of `base` that the version leaves out.
 
     Raise TypeError for a value that is not an array, and OSError. A folder of the version's name is left alone, for another
     trainer may have written it: the new one gets a number more.
     """
     target = _free(directory / name_of(version))
     with AtomicDirectory(target) as temporary:
+        _copy(base, temporary, tensors=False)
         if isinstance(weights, Path):
             _copy(weights, temporary, tensors=True)
         else:
-            save_file(
-                {name: _array(name, value) for name, value in weights.items()},
-                temporary / "model.safetensors",
-            )
-        _copy(base, temporary, tensors=False)
+            state = {name: _array(name, value) for name, value in weights.items()}
+            save_file(state, temporary / "model.safetensors")
         write_manifest(temporary, version, parent, probe, unchanged)
     return target
 

@@ -27,7 +27,7 @@ from tests.harness.waiting import until
 pytestmark = [pytest.mark.clients, pytest.mark.long, pytest.mark.timeout(1800)]
 
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"
-GROUPS, GROUP_SIZE, STEPS = 2, 4, 4
+GROUPS, GROUP_SIZE, STEPS = 2, 4, 3
 LONG_S = 900.0
 
 
@@ -124,9 +124,8 @@ async def test_trl_trains_what_was_recorded_once_although_it_is_killed(tmp_path:
     names = [group.group_id for batch in groups for group in batch]
     assert len(set(names)) == len(names) == GROUPS * STEPS
     files = {batch: sorted(tmp_path.glob(f"batch-{batch}-*.npz")) for batch in range(STEPS)}
-    assert [len(found) for found in files.values()] == [1, 2, 1, 1], (
-        "only the batch without a version is given again"
-    )
+    given = [len(found) for found in files.values()]
+    assert given == [1, 2, 1], "only the batch without a version is given again"
     for batch, found in files.items():
         expected = sorted(
             recorded(episode) for group in groups[batch] for episode in group.episodes if episode.nodes
