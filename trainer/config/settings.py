@@ -128,7 +128,7 @@ class TrainingSettings(Section):
         if not algorithm.needs_components:
             return
         changed = {
-            '[credit] level = "call"': credit.level == "call",
+            f'[credit] level = "{credit.level}"': credit.level != "episode",
             '[credit] truncated = "penalize"': credit.truncated == "penalize",
             "[credit] overlong_buffer": credit.overlong_buffer > 0,
             'algorithm.kl = "k1"': algorithm.reward_kl > 0,

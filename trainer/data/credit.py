@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from headgate.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
 from trainer.algorithms import Rewards
 from trainer.config.batch import CreditSettings
+from trainer.data import branches
 from trainer.data.tree import Credit
 from trainer.errors import FeedBroken
 
@@ -65,7 +66,8 @@ class Comparison:
 
     def credits(self, advantages: Sequence[Tensor]) -> list[list[Credit]]:
         """Return the advantages of nodes, by index, for each episode of each group; `advantages`: of `rewards`."""
-        found, result = iter(advantages), []
+        found = iter(advantages)
+        result: list[list[Credit]] = []
         for group, sets in zip(self.groups, self.sets, strict=True):
             credits: list[dict[int, float]] = [{} for _ in group.episodes]
             for some in sets:
@@ -167,10 +169,11 @@ def has_truncated_call(episode: Episode) -> bool:
 def shares(
     group: Group, divergences: Sequence[Credit], reward_kl: float, settings: CreditSettings
 ) -> list[list[Share]]:
-    """Return the sets of rewards that are compared: one set of the episodes, or one of their k-th calls for each k.
+    """Return the sets of rewards that are compared: one set of the episodes, one of their k-th calls for each k, or those of
+    `branches`.
 
-    The reward of a call is its return, r_k + discount r_(k+1) + discount^2 r_(k+2) + ...; the last call also
-    earns the part of the episode's reward that is not a call's.
+    The reward of a call is its return, r_k + discount r_(k+1) + discount^2 r_(k+2) + ..., or that of `branches`; the last call
+    also earns the part of the episode's reward that is not a call's.
     """
     pairs = list(enumerate(zip(group.episodes, divergences, strict=True)))
     if settings.level == "episode":
@@ -184,14 +187,21 @@ def shares(
             )
             for i, (episode, divergence) in pairs
         ]]  # fmt: skip
-    by_turn: defaultdict[int, list[Share]] = defaultdict(list)
+    sets: defaultdict[Hashable, list[Share]] = defaultdict(list)
     for i, (episode, divergence) in pairs:
         nodes = calls(episode)
         off = [reward_kl * divergence.get(node.index, 0.0) for node in nodes]
         earned = [r - kl for r, kl in zip(_of_calls(episode, nodes, settings), off, strict=True)]
-        for k, (node, reward) in enumerate(zip(nodes, returns(earned, settings.discount), strict=True)):
-            by_turn[k].append(Share(i, (node.index,), reward, len(node.ids)))
-    return [*by_turn.values()]
+        if settings.level == "call":
+            found = returns(earned, settings.discount)
+            keys: Sequence[Hashable] = range(len(nodes))
+        else:
+            previous = branches.previous_calls(episode, nodes)
+            found = branches.returns(earned, previous, settings.discount)
+            keys = branches.compared(nodes, previous, i)
+        for key, node, reward in zip(keys, nodes, found, strict=True):
+            sets[key].append(Share(i, (node.index,), reward, len(node.ids)))
+    return [*sets.values()]
 
 
 def _of_episode(episode: Episode, settings: CreditSettings) -> float:

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.algorithms import REGISTRY, Algorithm, Rewards, StepTokens, TokenBatch
+from trainer.algorithms import REGISTRY, Algorithm, Rewards, State, StepTokens, TokenBatch
 from trainer.algorithms.baselines import group_mean
 from trainer.algorithms.kl_cov import CUTOFF as COVARIANCE_CUTOFF
 from trainer.algorithms.m2po import CUTOFF
@@ -534,7 +534,8 @@ def test_advantages_are_those_of_the_paper(name: str) -> None:
 
 @pytest.mark.parametrize("horizon", [2.0, UNBOUNDED])
 def test_a_running_baseline_is_the_mean_reward_of_earlier_steps(horizon: float) -> None:
-    algorithm, state = algorithm_of(type="reinforce", horizon=horizon), {}
+    algorithm = algorithm_of(type="reinforce", horizon=horizon)
+    state: State = {}
     means, baseline = [], 0.0
     for step in ([REWARDS[0], REWARDS[3]], [REWARDS[1]], [REWARDS[2]]):
         groups = [rewards_of(group) for group in step]

@@ -110,7 +110,7 @@ def test_an_algorithm_of_the_whole_batch_receives_all_groups() -> None:
         group(episode("a", 1.0, *turns(0.0)), episode("b", 2.0)),
         group(episode("c", 6.0, *turns(0.0))),
     ]
-    found = credits_of(members, WholeBatch(), CreditSettings())  # type: ignore[arg-type]
+    found = credits_of(members, WholeBatch(), CreditSettings())
     assert found == [[{0: -2.0, 1: -2.0}, {}], [{0: 3.0, 1: 3.0}]]
 
 
@@ -400,3 +400,38 @@ def test_what_changes_a_reward_is_refused_where_components_are_compared(more: di
     algorithm = {"type": "gdpo", "components": {"right": 1.0}, **more.get("algorithm", {})}
     with pytest.raises(ConfigError, match="changes the reward"):
         offline_settings(Path("m"), Path("w"), **{**more, "algorithm": algorithm})
+
+
+# By branch
+
+
+def tree_of(name: str, own: float, *rewards: float) -> Episode:
+    """One first call; behind it three choices of one prompt, the second of which two choices of another prompt follow."""
+    calls = [
+        sampled(1, 0, 2, [3]),
+        *(sampled(i, 2, 1, [3]) for i in (3, 4, 5)),
+        *(sampled(i, 6, 1, [3]) for i in (7, 8)),
+    ]
+    prompts = [prompt(0, -1, 0, [1, 2]), prompt(2, 1, 1, [4]), prompt(6, 4, 1, [5])]
+    posted = [replace(node, reward=r) for node, r in zip(calls, rewards, strict=True)]
+    nodes = sorted([*prompts, *posted], key=lambda node: node.index)
+    return Episode(name, own + sum(rewards), tuple(nodes))
+
+
+def test_a_branch_is_compared_with_its_siblings_and_counts_as_one_of_them() -> None:
+    members = group(tree_of("a", 0.0, 1.0, 2.0, 0.0, 6.0, 8.0, 4.0), tree_of("b", 5.0, 0, 0, 0, 0, 0, 0))
+    (found,) = credits_of([members], CENTERED, CreditSettings(level="branch", discount=0.5))
+    # a: the two of the last prompt return 8 and 4, the three before 2, 0 + (8 + 4) / 4 and 6, and the first 1 + 11 / 6.
+    # b: its own reward is its last call's, of which the one before earns a quarter, and the first a twenty-fourth.
+    first = (1 + 11 / 6 - 5 / 24) / 2
+    assert found[0] == pytest.approx({1: first, 3: 2 - 11 / 3, 4: 3 - 11 / 3, 5: 6 - 11 / 3, 7: 2.0, 8: -2.0})
+    assert found[1] == pytest.approx({1: -first, 3: -5 / 12, 4: 5 / 4 - 5 / 12, 5: -5 / 12, 7: -2.5, 8: 2.5})
+
+
+def test_a_conversation_without_branches_is_credited_as_by_call() -> None:
+    members = group(episode("a", 0.5, *turns(1.0, None, 2.0)), episode("b", 0.0, *turns(0.25, 4.0)))
+    found = [
+        credits_of([members], CENTERED, CreditSettings(level=level, discount=0.5))
+        for level in ("call", "branch")
+    ]
+    assert found[0] == found[1]
