@@ -66,7 +66,7 @@ docs: docs-reference $(DRAWER) ## the site of docs/ in build/site; a broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(SERVE),serve --dev-addr 127.0.0.1:8080,build)
 
 demo: NAME ?= sums
-demo: ## train a small model behind an unmodified agent; NAME=tools, frozen-lake, environments, verifiers or seeds
+demo: ## train a small model behind an unmodified agent; NAME=tools, frozen-lake, distill, environments, verifiers or seeds
 	@$(RUN_NAME)
 
 bench: ## measure: NAME=gateway, trainer, update, ...; without NAME the list. ARGS='--rounds 1' are options of its own
@@ -109,6 +109,9 @@ demo-tools: setup engine #: an agent of the openai-agents SDK learns to use its 
 
 demo-frozen-lake: setup engine #: an agent learns to cross gymnasium's FrozenLake, one tool call a step
 	$(BIN)/python -m examples.frozen_lake.run $(ARGS)
+
+demo-distill: setup engine #: sums from a teacher, from rewards, and from both, three seeds each
+	$(BIN)/python -m examples.distill.run $(ARGS)
 
 demo-environments: setup engine #: --env reasoning-gym:chain_sum, three seeds and a control run
 	$(BIN)/python -m examples.environments.run $(ARGS)

@@ -53,6 +53,7 @@ FEED_SCHEMA = pa.schema(
         ),
         ("context_full", pa.bool_()),
         ("routed_experts", pa.binary()),
+        ("components", pa.map_(pa.string(), pa.float64())),
     ],
     metadata={"headgate_feed": str(_WITHOUT_IMAGES)},
 )
@@ -63,10 +64,16 @@ reward counts in its group. `reward` is the episode's, with those of its calls; 
 refused because the context was full. A sampled node has those of its call: `call_reward`, what was posted (null:
 nothing), and `finish_reason`, why it ended (see `Node`). `images`: those among the row's own tokens, which are placeholders; the
 file of each is the gateway's (`GET /admin/v1/images/HASH`). `routed_experts`: the experts that the row's tokens went through, in
-the form of `headgate/routes.py`; null: not known. Readers take columns by name: those new to a reader are left alone, and
-`context_full`, `finish_reason`, `images` and `routed_experts` may be missing.
+the form of `headgate/routes.py`; null: not known. `components`: the named parts of the episode's reward. Readers take columns by
+name: those new to a reader are left alone, and those in `_LATER` may be missing.
 """
-_LATER: dict[str, Any] = {"context_full": False, "finish_reason": "", "images": [], "routed_experts": None}
+_LATER: dict[str, Any] = {
+    "context_full": False,
+    "finish_reason": "",
+    "images": [],
+    "routed_experts": None,
+    "components": [],
+}
 """Columns that feeds and exports of this schema version may lack, and what stands for them."""
 
 
@@ -103,6 +110,7 @@ def groups_to_arrow(groups: Sequence[Group]) -> pa.Table:
             "episode_id": episode.episode_id,
             "reward": episode.reward,
             "context_full": episode.context_full,
+            "components": [*episode.components.items()],
             "node": node.index,
             "parent": node.parent,
             "at": node.at,
@@ -146,7 +154,7 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
             head["task_id"],
             head["group_version"],
             tuple(
-                Episode(eid, first["reward"], tuple(nodes), first["context_full"])
+                Episode(eid, first["reward"], tuple(nodes), first["context_full"], dict(first["components"]))
                 for eid, (first, nodes) in episodes.items()
             ),
             head["batch"],

@@ -119,6 +119,8 @@ class Episode:
     nodes: tuple[Node, ...]
     context_full: bool = False
     """True if the episode's last call was refused because its conversation filled the model's context."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """The parts of the reward, by the names that the agent reported or of the graders."""
 
 
 @dataclass(frozen=True, slots=True)

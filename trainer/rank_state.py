@@ -18,7 +18,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from headgate.types import Probe
-from trainer.algorithms import Algorithm
+from trainer.algorithms import Algorithm, State
 from trainer.config.settings import TrainingSettings
 from trainer.errors import CheckpointDamaged, ConfigError
 from trainer.model import build, optim, parallel, precision, pretrained, probe
@@ -81,6 +81,8 @@ class RankState:
         """Distinguishes this version from its parent; None for version 0."""
         self.groups: tuple[str, ...] = ()
         """The sorted ids of the groups of the last step's batch."""
+        self.algorithm_state: State = {}
+        """What the algorithm remembers of the steps so far; the same on every rank."""
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest whole checkpoint; None before the first."""
         self.damaged: list[Path] = []
@@ -167,7 +169,7 @@ class RankState:
     def _restore(self, directory: Path) -> None:
         meta = checkpoint.load(directory, self.model, self.optimizer, self.ranks, self._terms)
         self.version, self.parent, self.steps, self.probe = meta.version, meta.parent, meta.steps, meta.probe
-        self.groups, self.saved = meta.groups, meta
+        self.groups, self.algorithm_state, self.saved = meta.groups, meta.algorithm_state, meta
 
     @on_all_ranks
     def renumber(self, version: int) -> None:
@@ -246,6 +248,7 @@ class RankState:
             steps=self.steps,
             probe=self.probe,
             groups=self.groups,
+            algorithm_state=self.algorithm_state,
             dtype=self.settings.model.dtype,
             adapters=self.settings.model.adapters,
             origin=self._origin,

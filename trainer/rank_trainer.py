@@ -67,6 +67,7 @@ class RankTrainer(RankState):
             image_support=self._image_support,
             route_support=self._route_support,
             distill=settings.distill,
+            state=self.algorithm_state,
         )
 
     @property
@@ -184,6 +185,7 @@ class RankTrainer(RankState):
         self.optimizer.zero_grad()
         self.steps += 1
         self.groups = tuple(sorted(batch.group_ids))
+        self.algorithm_state = batch.next_state()
         return batch.measured() | {
             "grad_norm": norm,
             "lr": lr,

@@ -13,6 +13,8 @@ import openai
 
 from examples.demo.tasks import score
 
+MODEL = "gpt-4o-mini"
+
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
     """Answer one question, and return the reward of the task's own scorer."""
@@ -20,7 +22,7 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
         await _client(base_url)
         .with_options(api_key=api_key)
         .chat.completions.create(
-            model="gpt-4o-mini",
+            model=MODEL,
             messages=[{"role": "user", "content": task["question"]}],
             temperature=0,
             max_tokens=16,

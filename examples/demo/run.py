@@ -21,7 +21,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -42,7 +43,7 @@ HELDOUT = 200
 TRAIN = 2000
 EVALUATION_SEED = 99
 """The held-out tasks are the same for every seed of the training."""
-GATEWAY_START_S = 240.0
+GATEWAY_START_S = 600.0
 
 console = Console()
 
@@ -101,19 +102,12 @@ class Demo:
     async def run(self) -> dict[str, Any]:
         """Run the whole job, and return the summary."""
         started = time.monotonic()
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir(parents=True)
-        await self.timed("prepare", self.prepare())
-        self.configure()
-        gateway = await self.timed("start engine and gateway", self.start_gateway())
-        try:
+        async with self.serving():
             await self.try_out()
             before = await self.timed("evaluate before", self.evaluate("before"))
             await self.timed("train", self.command("trainer.cli", "run", self.path("trainer.toml")))
             after = await self.timed("evaluate after", self.evaluate("after"))
             facts = await self.gateway_facts()
-        finally:
-            await gateway.stop()
         self.seconds["total"] = time.monotonic() - started
         return report.summarize(
             self.directory,
@@ -126,15 +120,32 @@ class Demo:
             title=self.job.title,
         )
 
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Prepare the run in its folder, which is emptied first, and run its gateway around the block."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
+        await self.timed("prepare", self.prepare())
+        self.configure()
+        gateway = await self.timed("start engine and gateway", self.start_gateway())
+        try:
+            yield
+        finally:
+            await gateway.stop()
+
     async def prepare(self) -> None:
         """Write the tasks of both splits, and make the model or copy it from the cache."""
-        for split, count, seed in (("train", TRAIN, self.seed), ("heldout", HELDOUT, EVALUATION_SEED)):
-            out = self.path(f"{split}.jsonl")
-            arguments = ["--split", split, "--count", str(count), "--seed", str(seed), "--out", out]
-            await self.command(f"{self.job.package}.tasks", *arguments)
+        await self.write_tasks("train")
+        await self.write_tasks("heldout")
         recipe = str(self.job.folder / "warmstart.toml")
         made = ["--out", self.path("model"), "--dtype", self.dtype]
         await self.command("trainer.cli", "warmstart", "--recipe", recipe, *made)
+
+    async def write_tasks(self, split: Literal["train", "heldout"]) -> None:
+        """Write the tasks of one split."""
+        count, seed = (TRAIN, self.seed) if split == "train" else (HELDOUT, EVALUATION_SEED)
+        arguments = ["--split", split, "--count", str(count), "--seed", str(seed)]
+        await self.command(f"{self.job.package}.tasks", *arguments, "--out", self.path(f"{split}.jsonl"))
 
     def configure(self) -> None:
         """Write the job's TOML files, with this run's folder, port and seed."""

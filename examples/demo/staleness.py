@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -73,12 +72,7 @@ class BoundedDemo(Demo):
 
     async def run(self) -> dict[str, Any]:
         """Train and evaluate; return the run's figures."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir(parents=True)
-        await self.prepare()
-        self.configure()
-        gateway = await self.start_gateway()
-        try:
+        async with self.serving():
             watcher = asyncio.create_task(self._watch(), name="watch the engine")
             try:
                 await self.command("trainer.cli", "run", self.path("trainer.toml"))
@@ -87,8 +81,6 @@ class BoundedDemo(Demo):
                 await asyncio.wait({watcher})
             after = await self.evaluate("after")
             facts = await self.gateway_facts()
-        finally:
-            await gateway.stop()
         result = self._figures(after, facts)
         Path(self.path("result.json")).write_text(json.dumps(result))
         return result

@@ -55,6 +55,7 @@ class GroupReader:
                     cast(float, row["reward"]),
                     tuple(marks.node(n, entry.batch) for n in nodes[row["id"]]),
                     row["id"] in full,
+                    row["components"] or {},
                 )
                 for row in own
             )

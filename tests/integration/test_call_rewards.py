@@ -48,6 +48,7 @@ async def test_they_reach_the_trainer_on_their_turns_and_in_the_sum(gateway: Run
     groups = (await gateway.admin.leased_groups(lease, wait_s=60)).groups
     assert groups_from_arrow(groups_to_arrow(groups))[0].episodes[0].reward == 1.25
     (fed,) = groups[0].episodes
+    assert fed.components == {"form": 1.0, "calls": 0.25}
     rewards = {node.call_id: node.reward for node in fed.nodes if node.sampled}
     assert rewards == {first: 0.5, second: None, third: -0.25}
     assert all(node.reward is None for node in fed.nodes if not node.sampled)

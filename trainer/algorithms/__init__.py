@@ -13,17 +13,20 @@ from pathlib import Path
 import torch
 
 from trainer.algorithms.a3po import A3poSettings
-from trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Rewards, StepTokens, TokenBatch
+from trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Rewards, State, StepTokens, TokenBatch
 from trainer.algorithms.cispo import CispoSettings
 from trainer.algorithms.dapo import DapoSettings
 from trainer.algorithms.dppo import DppoSettings
 from trainer.algorithms.dr_grpo import DrGrpoSettings
+from trainer.algorithms.gdpo import GdpoSettings
 from trainer.algorithms.gmpo import GmpoSettings
 from trainer.algorithms.grpo import GrpoSettings
 from trainer.algorithms.gspo import GspoSettings
+from trainer.algorithms.kl_cov import KlCovSettings
 from trainer.algorithms.m2po import M2poSettings
 from trainer.algorithms.opo import OpoSettings
 from trainer.algorithms.ppo import PpoSettings
+from trainer.algorithms.reinforce import ReinforceSettings
 from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 from trainer.algorithms.rloo import RlooSettings
 from trainer.algorithms.sapo import SapoSettings
@@ -34,12 +37,15 @@ REGISTRY: dict[str, type[AlgorithmSettings]] = {
     "dapo": DapoSettings,
     "dppo": DppoSettings,
     "dr_grpo": DrGrpoSettings,
+    "gdpo": GdpoSettings,
     "gmpo": GmpoSettings,
     "grpo": GrpoSettings,
     "gspo": GspoSettings,
+    "kl_cov": KlCovSettings,
     "m2po": M2poSettings,
     "opo": OpoSettings,
     "ppo": PpoSettings,
+    "reinforce": ReinforceSettings,
     "reinforce++": ReinforcePlusPlusSettings,
     "rloo": RlooSettings,
     "sapo": SapoSettings,
@@ -52,6 +58,7 @@ __all__ = [
     "AlgorithmSettings",
     "Loss",
     "Rewards",
+    "State",
     "StepTokens",
     "TokenBatch",
     "learns_from_equal",
@@ -81,7 +88,9 @@ def settings_of(name: str) -> type[AlgorithmSettings]:
 
 def learns_from_equal(algorithm: Algorithm) -> bool:
     """Return whether a group whose rewards are equal, as those of an episode alone, teaches anything; not where only the
-    episodes of a group are compared."""
-    one = torch.ones(1, dtype=torch.int64)
-    groups = [Rewards(reward, one) for reward in torch.eye(2, dtype=torch.float64)[0].split(1)]
-    return any(bool(advantages.any()) for advantages in algorithm.advantages(groups))
+    episodes of a group are compared, by their rewards."""
+    if algorithm.needs_components:
+        return True
+    one, none = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    groups = [Rewards(reward, one, none) for reward in torch.eye(2, dtype=torch.float64)[0].split(1)]
+    return any(bool(advantages.any()) for advantages in algorithm.advantages(groups, {}))

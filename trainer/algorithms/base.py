@@ -1,6 +1,7 @@
 """The interface of algorithms: advantages from the rewards of groups, and a loss over a micro-batch of tokens.
 
-Pure tensor math: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* over tokens; the loop divides the gradient by
+Pure tensor math: no model, no I/O, no optimizer. What an algorithm remembers from step to step is a `State` of numbers, which the
+trainer keeps and writes to its checkpoints. Invariant: `loss` is a *sum* over tokens; the loop divides the gradient by
 `normalizer` at the optimizer step, so that accumulating over micro-batches gives exactly the gradient of the whole batch. The
 divisor depends on the batch alone, and not on which of its groups have a gradient.
 """
@@ -27,6 +28,10 @@ class AlgorithmSettings(Section):
         raise NotImplementedError(f"{type(self).__name__} has no method `create`")
 
 
+State = Mapping[str, float]
+"""What an algorithm remembers of earlier steps; empty before the first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rewards:
     """The rewards that are compared: those of a group's episodes, or of their k-th calls. Tensors have shape (episodes,)."""
@@ -35,6 +40,12 @@ class Rewards:
     """float64."""
     lengths: Tensor
     """int64: the sampled tokens that each reward is for, trained or not."""
+    staleness: Tensor
+    """int64: versions between the weights that sampled its oldest token and those at the beginning of the batch; 0 without
+    tokens."""
+    components: Mapping[str, Tensor] = field(default_factory=dict)
+    """float64, by name: the parts that agent and graders reported with the rewards; NaN where an episode has none of that name.
+    Empty for the rewards of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +150,18 @@ class Algorithm(Protocol):
         """True if the loss uses `TokenBatch.proximal`."""
 
     @property
+    def needs_components(self) -> Sequence[str]:
+        """The components of the reward without which no episode can be compared."""
+
+    @property
     def needs_statistics(self) -> bool:
         """True if the loss uses `TokenBatch.statistics`; then nothing is trained before the batch is whole."""
 
-    def advantages(self, groups: Sequence[Rewards]) -> list[Tensor]:
-        """Return advantages for each group's rewards, float64, shape (episodes,)."""
+    def advantages(self, groups: Sequence[Rewards], state: State) -> list[Tensor]:
+        """Return advantages for each group's rewards, float64, shape (episodes,); `state`: before this step."""
+
+    def next_state(self, groups: Sequence[Rewards], state: State) -> State:
+        """Return the state after a step, from all rewards of its batch and the state before it."""
 
     def statistics(self, step: StepTokens) -> Mapping[str, float]:
         """Return figures of a whole optimizer step; they may not depend on the order of its tokens."""

@@ -1,6 +1,7 @@
 """Advantages from rewards: what an episode's reward is compared with.
 
-Each function takes the rewards of groups and returns a tensor of advantages for each, shape (episodes,), float64.
+Each function takes the rewards of groups, and the algorithm's state, which only those of this module that name it use; it returns
+a tensor of advantages for each group, shape (episodes,), float64.
 Invariants: equal rewards (`headgate.rewards`) give exactly 0; finite rewards, however small or large, give no NaN.
 Pure tensor math.
 """
@@ -14,31 +15,31 @@ import torch
 from torch import Tensor
 
 from headgate.rewards import all_equal
-from trainer.algorithms.base import Rewards
+from trainer.algorithms.base import Rewards, State
 
 EPSILON = 1e-4
 """Added to a standard deviation that divides, as in TRL (verl adds 1e-6). Rewards of size 1 that differ by little more than equal
 ones may, 2**-20, so have advantages of at most 0.01: noise does not jump to full size where rewards stop being equal."""
 
 
-def group_mean(groups: Sequence[Rewards], *, normalize_std: bool) -> list[Tensor]:
+def group_mean(groups: Sequence[Rewards], _: State, *, normalize_std: bool) -> list[Tensor]:
     """Return reward - mean of its group; with `normalize_std`, over the group's (population) standard deviation + EPSILON."""
     return [_standard(group.values, normalize_std) for group in groups]
 
 
-def length_weighted(groups: Sequence[Rewards]) -> list[Tensor]:
+def length_weighted(groups: Sequence[Rewards], _: State) -> list[Tensor]:
     """Return reward - mean of its group, in which a reward counts as often as it has tokens."""
     return [_minus_weighted_mean(group.values, group.lengths) for group in groups]
 
 
-def leave_one_out(groups: Sequence[Rewards]) -> list[Tensor]:
+def leave_one_out(groups: Sequence[Rewards], state: State) -> list[Tensor]:
     """Return reward - mean of the others of its group; 0 for a single episode."""
     sizes = [len(group.values) for group in groups]
-    centered = group_mean(groups, normalize_std=False)
+    centered = group_mean(groups, state, normalize_std=False)
     return [each * (size / max(1, size - 1)) for each, size in zip(centered, sizes, strict=True)]
 
 
-def whitened(groups: Sequence[Rewards], *, group_baseline: bool) -> list[Tensor]:
+def whitened(groups: Sequence[Rewards], state: State, *, group_baseline: bool) -> list[Tensor]:
     """Return (reward - mean) over the (population) standard deviation + EPSILON, of the whole batch, each episode counting once.
 
     With `group_baseline`, the mean of its group is subtracted from each reward first.
@@ -46,7 +47,7 @@ def whitened(groups: Sequence[Rewards], *, group_baseline: bool) -> list[Tensor]
     if not groups:
         return []
     values = [group.values for group in groups]
-    centered = group_mean(groups, normalize_std=False) if group_baseline else values
+    centered = group_mean(groups, state, normalize_std=False) if group_baseline else values
     return [*_standard(torch.cat(centered), True).split([len(each) for each in values])]
 
 

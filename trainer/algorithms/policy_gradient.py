@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trainer.algorithms.base import AlgorithmSettings, Loss, Rewards, StepTokens, TokenBatch
+from trainer.algorithms.base import AlgorithmSettings, Loss, Rewards, State, StepTokens, TokenBatch
 from trainer.corrections import CORRECTIONS, MASKS, Ratios, outside_trust_region
 
 Bounds = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=1)]]
@@ -78,6 +78,8 @@ class Importance:
     """The importance weight."""
     outside: Tensor
     """bool: the token is outside of the trust region, and has no policy gradient."""
+    pull: Tensor | None = None
+    """Added to the loss, times the distance of the token's log-probability from the sampler's; None: 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class PolicyGradient:
     """An algorithm made of its parts. `loss` has the gradient of the paper's objective, and the value of -c A log p."""
 
     settings: PolicySettings
-    baseline: Callable[[Sequence[Rewards]], list[Tensor]]
+    baseline: Callable[[Sequence[Rewards], State], list[Tensor]]
     """Rewards to advantages, a tensor of shape (episodes,) for each group."""
     importance: Callable[[TokenBatch], Importance]
     average: Literal["token", "sequence", "constant"] = "token"
@@ -99,6 +101,9 @@ class PolicyGradient:
     """True if `importance` has ratios of episodes."""
     measure: Callable[[StepTokens], dict[str, float]] | None = None
     """The figures of a step that `importance` uses."""
+    remember: Callable[[Sequence[Rewards], State], State] | None = None
+    """The state after a step whose rewards these are; None: the algorithm has no state."""
+    needs_components: Sequence[str] = ()
     computes_proximal: bool = True
     """Whether several optimizer steps on a batch have the log-probabilities at its beginning."""
 
@@ -150,9 +155,13 @@ class PolicyGradient:
         """Return the tokens, or the episodes times `length`; at least 1."""
         return float(max(1, tokens if self.average == "token" else episodes * self.length))
 
-    def advantages(self, groups: Sequence[Rewards]) -> list[Tensor]:
+    def advantages(self, groups: Sequence[Rewards], state: State) -> list[Tensor]:
         """Return the baseline's advantages."""
-        return self.baseline(groups)
+        return self.baseline(groups, state)
+
+    def next_state(self, groups: Sequence[Rewards], state: State) -> State:
+        """Return what `remember` returns."""
+        return {} if self.remember is None else self.remember(groups, state)
 
     def loss(self, batch: TokenBatch) -> Loss:
         """Return policy gradient, KL term and entropy bonus."""
@@ -160,6 +169,8 @@ class PolicyGradient:
         weight = torch.where(kept, importance.weight, 0.0)
         policy = -torch.where(importance.outside, 0.0, weight) * batch.advantages * batch.logprobs
         per_token = policy
+        if importance.pull is not None:
+            per_token = per_token + importance.pull * (batch.logprobs - batch.recorded).abs()
         if self.needs_entropy:
             per_token = per_token - self.settings.entropy_coef * batch.entropy
         reference_kl = torch.zeros_like(batch.recorded)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.algorithms.base import AlgorithmSettings, Loss, Rewards, StepTokens, TokenBatch
+from trainer.algorithms.base import AlgorithmSettings, Loss, Rewards, State, StepTokens, TokenBatch
 
 
 class LikelihoodSettings(AlgorithmSettings):
@@ -38,10 +38,15 @@ class Likelihood:
     epochs = 1
     needs_proximal = False
     needs_statistics = False
+    needs_components: Sequence[str] = ()
 
-    def advantages(self, groups: Sequence[Rewards]) -> list[Tensor]:
+    def advantages(self, groups: Sequence[Rewards], state: State) -> list[Tensor]:
         """Return 1 for every episode."""
         return [torch.ones_like(group.values) for group in groups]
+
+    def next_state(self, groups: Sequence[Rewards], state: State) -> State:
+        """Return nothing."""
+        return {}
 
     def statistics(self, step: StepTokens) -> dict[str, float]:
         """Return nothing."""

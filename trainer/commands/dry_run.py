@@ -209,7 +209,8 @@ def _group(trainer: RankTrainer, number: int) -> Group:
             _node(0, ids[:1], trainer.version, sampled=False),
             _node(1, ids[1:], trainer.version, sampled=True),
         )
-        episodes.append(Episode(f"rehearsal-{number}-{i}", float(i % 2), nodes))
+        components = dict.fromkeys(trainer.algorithm.needs_components, float(i % 2))
+        episodes.append(Episode(f"rehearsal-{number}-{i}", float(i % 2), nodes, components=components))
     return Group(f"rehearsal-{number}", "rehearsal", trainer.version, tuple(episodes))
 
 

@@ -84,6 +84,8 @@ class Recipe(Section):
     intermediate: int = Field(384, ge=16)
     context: int = Field(2048, ge=64)
     """`max_position_embeddings`."""
+    continues: Path | None = None
+    """Another recipe, whose finished model this one trains further, with its tokenizer and its sizes."""
 
     @classmethod
     def load(cls, path: Path) -> Recipe:
@@ -103,6 +105,7 @@ class Recipe(Section):
         """Return the key of this model in the cache: a digest of the recipe, the sources of data and model, and the first
         conversations."""
         sources = [inspect.getsource(inspect.getmodule(_named(self.data)) or _named(self.data))]
+        sources += [Recipe.load(self.continues).digest()] if self.continues else []
         sources += [inspect.getsource(module) for module in (sys.modules[__name__], conversations)]
         # Changes in what the data's module imports, such as a tool's description, show in its output.
         sources += [json.dumps(example) for example in itertools.islice(self.stream(self.seed), _FIRST)]
@@ -142,6 +145,8 @@ def warm_start(
     if not cached:
         temporary = finished.with_name(f".{finished.name}.tmp-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
+        if recipe.continues is not None:
+            warm_start(Recipe.load(recipe.continues), temporary, cache=cache, progress=progress)
         make(recipe, temporary, progress)
         shutil.rmtree(finished, ignore_errors=True)
         temporary.rename(finished)
@@ -160,14 +165,21 @@ def _convert(checkpoint: Path, dtype: Dtype) -> None:
 
 
 def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> None:
-    """Train tokenizer and model, and write them as a Hugging Face checkpoint, weights in float32."""
+    """Train tokenizer and model, and write them as a Hugging Face checkpoint, weights in float32.
+
+    If there is one in `directory`, train it further.
+    """
     logging.disable_progress_bar()
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
-    tokenizer = train_tokenizer(recipe)
-    model = build_model(recipe, tokenizer)
+    if directory.exists():
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    else:
+        tokenizer = train_tokenizer(recipe)
+        model = build_model(recipe, tokenizer)
     _fit(model, tokenizer, recipe, progress)
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer, directory, recipe.context)
     model.save_pretrained(directory)
     # transformers writes sampling defaults, which a serving engine would silently apply.
@@ -176,7 +188,7 @@ def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> N
         "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
         "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
     })  # fmt: skip
-    _write_json(directory / "warmstart.json", recipe.model_dump())
+    _write_json(directory / "warmstart.json", recipe.model_dump(mode="json"))
 
 
 def train_tokenizer(recipe: Recipe) -> Tokenizer:

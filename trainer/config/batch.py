@@ -19,11 +19,12 @@ class BatchSettings(Section):
 class CreditSettings(Section):
     """`[credit]`: how rewards become advantages of calls, and how truncated episodes are treated."""
 
-    level: Literal["episode", "call"] = "episode"
+    level: Literal["episode", "call", "branch"] = "episode"
     """`episode`: all tokens of an episode have one advantage, from its whole reward. `call`: the tokens of a call have their own
-    advantage, from the rewards of that call and of later ones; the k-th calls of a group's episodes are compared."""
+    advantage, from the rewards of that call and of later ones; the k-th calls of a group's episodes are compared. `branch`: the
+    rewards of later calls are the mean over the branches behind the call, and calls after the same prompt are compared."""
     discount: float = Field(1.0, ge=0, le=1)
-    """With `level = "call"`: a reward that arrives n calls later counts `discount ** n`."""
+    """Without `level = "episode"`: a reward that arrives n calls later counts `discount ** n`."""
     truncated: Literal["train", "mask", "penalize"] = "train"
     """The treatment of an episode with a call that stopped at its token limit (finish reason `length`); with `level = "call"`,
     of that call only. `train`: no difference. `mask`: its tokens are not trained, and its reward still counts in the baseline.
@@ -38,7 +39,9 @@ class CreditSettings(Section):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.discount < 1 and self.level == "episode":
-            raise ValueError('`discount` below 1 needs `level = "call"`: an episode has one reward')
+            raise ValueError(
+                '`discount` below 1 needs `level = "call"` or "branch": an episode has one reward'
+            )
         if self.overlong_buffer > self.overlong_limit:
             raise ValueError("`overlong_buffer` needs an `overlong_limit` that is at least as large")
         return self

@@ -119,7 +119,25 @@ class TrainingSettings(Section):
             raise ValueError(
                 "[model.lora] cannot be trained with [parallel] tensor: adapters are not divided; use `shard`"
             )
+        self._check_components()
         return self
+
+    def _check_components(self) -> None:
+        """Raise ValueError for tables that change rewards, if the algorithm learns from their components alone."""
+        algorithm, credit = self.algorithm.create(), self.credit
+        if not algorithm.needs_components:
+            return
+        changed = {
+            f'[credit] level = "{credit.level}"': credit.level != "episode",
+            '[credit] truncated = "penalize"': credit.truncated == "penalize",
+            "[credit] overlong_buffer": credit.overlong_buffer > 0,
+            'algorithm.kl = "k1"': algorithm.reward_kl > 0,
+        }
+        for name, used in changed.items():
+            if used:
+                raise ValueError(
+                    f"{name} changes the reward, and algorithm.type = {self.algorithm.type!r} learns from its components alone"
+                )
 
     @property
     def serves_adapters(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headgate.types import Episode, Group
-from trainer.algorithms import Algorithm, Loss
+from trainer.algorithms import Algorithm, Loss, Rewards, State
 from trainer.config.batch import CreditSettings
 from trainer.config.distill import DistillSettings
 from trainer.data import credit, images, tree
@@ -70,12 +70,13 @@ class Batch:
         image_support: ImageSupport | None = None,
         route_support: RouteSupport | None = None,
         distill: DistillSettings | None = None,
+        state: State | None = None,
     ) -> None:
         """`kl`: the divergence of an episode's nodes from the reference, subtracted from rewards; called if `reward_kl` is not 0.
 
         `share_prefixes`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports.
         `image_support`: of the model; None if it accepts no images. `route_support`: None if no routes are replayed.
-        `distill`: what a teacher's scores count; None: nothing.
+        `distill`: what a teacher's scores count; None: nothing. `state`: what the algorithm remembers of earlier steps.
         """
         self.version = version
         self.group_ids: set[str] = set()
@@ -108,6 +109,8 @@ class Batch:
         self._credit = credit or CreditSettings()
         self._packer = self._new_packer()
         self._waiting: list[tuple[Group, list[Credit]]] = []
+        self._state: State = state or {}
+        self._compared: list[Rewards] = []
         self._ends: list[tuple[int, ...]] = []
         self._sums: dict[str, float] = defaultdict(float)
         self._gap_max = 0.0
@@ -118,6 +121,10 @@ class Batch:
         """True if micro-batches are computed before the batch is complete."""
         one_pass = self._algorithm.minibatches == 1 and self._algorithm.epochs == 1
         return self._algorithm.scope == "group" and one_pass and not self._algorithm.needs_statistics
+
+    def next_state(self) -> State:
+        """Return what the algorithm remembers after a step on this complete batch."""
+        return self._algorithm.next_state(self._compared, self._state)
 
     @property
     def loss(self) -> float:
@@ -134,6 +141,7 @@ class Batch:
         for group in groups:
             if group.group_id in self.group_ids:
                 raise FeedBroken(f"group {group.group_id} arrived twice in batch {self.version}")
+            credit.check_components(group, self._algorithm.needs_components)
             self.group_ids.add(group.group_id)
             self.rewards += [episode.reward for episode in group.episodes]
             self.truncated += sum(map(credit.has_truncated_call, group.episodes))
@@ -156,8 +164,9 @@ class Batch:
         """Return and clear the waiting groups, with the advantages of each episode's nodes."""
         groups, divergences = zip(*self._waiting, strict=True) if self._waiting else ((), ())
         self._waiting = []
-        found = credit.advantages(groups, self._algorithm, self._credit, divergences)
-        return list(zip(groups, found, strict=True))
+        found = credit.compare(groups, self._algorithm.reward_kl, self._credit, divergences, self.version)
+        self._compared += (rewards := found.rewards)
+        return list(zip(groups, found.credits(self._algorithm.advantages(rewards, self._state)), strict=True))
 
     def _minibatch(self, groups: Sequence[tuple[Group, list[Credit]]]) -> Minibatch:
         before, packer = self._trainable, self._new_packer()

@@ -10,22 +10,20 @@ Pure: no I/O, no model.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
-from headgate.types import (
-    ABANDONED,
-    CRASHED_ATTEMPT,
-    Episode,
-    Group,
-    Node,
-)
-from trainer.algorithms import Algorithm, Rewards
+from headgate.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
+from trainer.algorithms import Rewards
 from trainer.config.batch import CreditSettings
+from trainer.data import branches
 from trainer.data.tree import Credit
+from trainer.errors import FeedBroken
 
 OVERLONG = "overlong"
 """The reason for which tokens are masked with `truncated = "mask"`."""
@@ -43,40 +41,94 @@ class Share:
     reward: float
     tokens: int
     """The sampled tokens that the reward is for."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """The parts that were reported with the reward of a whole episode."""
 
 
-def advantages(
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The rewards of groups that are compared with each other, and whose tokens they are for."""
+
+    groups: Sequence[Group]
+    sets: list[list[list[Share]]]
+    """For each group, its sets of rewards."""
+    version: int
+    """The weights at the beginning of the batch."""
+
+    @property
+    def rewards(self) -> list[Rewards]:
+        """Return the rewards of each set, of all groups."""
+        return [
+            _rewards(some, group, self.version)
+            for group, sets in zip(self.groups, self.sets, strict=True)
+            for some in sets
+        ]
+
+    def credits(self, advantages: Sequence[Tensor]) -> list[list[Credit]]:
+        """Return the advantages of nodes, by index, for each episode of each group; `advantages`: of `rewards`."""
+        found = iter(advantages)
+        result: list[list[Credit]] = []
+        for group, sets in zip(self.groups, self.sets, strict=True):
+            credits: list[dict[int, float]] = [{} for _ in group.episodes]
+            for some in sets:
+                for share, advantage in zip(some, next(found).tolist(), strict=True):
+                    credits[share.episode].update(dict.fromkeys(share.nodes, advantage))
+            result.append([*credits])
+        return result
+
+
+def compare(
     groups: Sequence[Group],
-    algorithm: Algorithm,
+    reward_kl: float,
     settings: CreditSettings,
     divergences: Sequence[Sequence[Credit]] | None = None,
-) -> list[list[Credit]]:
-    """Return the advantages of nodes, by index, for each episode of each group.
+    version: int = 0,
+) -> Comparison:
+    """Return the rewards of groups that are compared.
 
     `divergences`: for each episode of each group, the divergence of its nodes from the reference, which is subtracted from the
-    rewards `algorithm.reward_kl` times. If the algorithm's scope is the batch, all groups of a batch are needed.
+    rewards `reward_kl` times. If the algorithm's scope is the batch, all groups of a batch are needed.
     """
     divergences = divergences or [[{} for _ in group.episodes] for group in groups]
-    compared = [
-        shares(group, divergence, algorithm.reward_kl, settings)
+    sets = [
+        shares(group, divergence, reward_kl, settings)
         for group, divergence in zip(groups, divergences, strict=True)
     ]
-    found = iter(algorithm.advantages([_rewards(some) for sets in compared for some in sets]))
-    result: list[list[Credit]] = []
-    for group, sets in zip(groups, compared, strict=True):
-        credits: list[dict[int, float]] = [{} for _ in group.episodes]
-        for some in sets:
-            for share, advantage in zip(some, next(found).tolist(), strict=True):
-                credits[share.episode].update(dict.fromkeys(share.nodes, advantage))
-        result.append([*credits])
-    return result
+    return Comparison(groups, sets, version)
 
 
-def _rewards(some: Sequence[Share]) -> Rewards:
+def _rewards(some: Sequence[Share], group: Group, version: int) -> Rewards:
+    oldest = [_oldest(group.episodes[share.episode], share.nodes, version) for share in some]
+    names = sorted({name for share in some for name in share.components})
     return Rewards(
         torch.tensor([share.reward for share in some], dtype=torch.float64),
         torch.tensor([share.tokens for share in some], dtype=torch.int64),
+        version - torch.tensor(oldest, dtype=torch.int64),
+        {
+            name: torch.tensor([share.components.get(name, math.nan) for share in some], dtype=torch.float64)
+            for name in names
+        },
     )
+
+
+def _oldest(episode: Episode, nodes: Sequence[int], version: int) -> int:
+    """Return the oldest version that sampled one of these nodes' tokens; `version` if none did."""
+    chosen = set(nodes)
+    return min(
+        (int(n.versions.min()) for n in episode.nodes if n.index in chosen and len(n.versions)),
+        default=version,
+    )
+
+
+def check_components(group: Group, names: Sequence[str]) -> None:
+    """Raise FeedBroken if an episode of the group was rewarded without one of these components."""
+    for episode in group.episodes:
+        if missing := [name for name in names if name not in episode.components]:
+            reported = ", ".join(sorted(episode.components)) or "nothing"
+            raise FeedBroken(
+                f"episode {episode.episode_id} was rewarded without the component {missing[0]!r} of [algorithm] components: its"
+                f" agent or graders have to report it with the reward (reported: {reported})"
+            )
 
 
 def masked(group: Group, settings: CreditSettings) -> Group:
@@ -117,10 +169,11 @@ def has_truncated_call(episode: Episode) -> bool:
 def shares(
     group: Group, divergences: Sequence[Credit], reward_kl: float, settings: CreditSettings
 ) -> list[list[Share]]:
-    """Return the sets of rewards that are compared: one set of the episodes, or one of their k-th calls for each k.
+    """Return the sets of rewards that are compared: one set of the episodes, one of their k-th calls for each k, or those of
+    `branches`.
 
-    The reward of a call is its return, r_k + discount r_(k+1) + discount^2 r_(k+2) + ...; the last call also
-    earns the part of the episode's reward that is not a call's.
+    The reward of a call is its return, r_k + discount r_(k+1) + discount^2 r_(k+2) + ..., or that of `branches`; the last call
+    also earns the part of the episode's reward that is not a call's.
     """
     pairs = list(enumerate(zip(group.episodes, divergences, strict=True)))
     if settings.level == "episode":
@@ -130,17 +183,25 @@ def shares(
                 tuple(node.index for node in episode.nodes),
                 _of_episode(episode, settings) - reward_kl * sum(divergence.values()),
                 _sampled_tokens(episode),
+                episode.components,
             )
             for i, (episode, divergence) in pairs
         ]]  # fmt: skip
-    by_turn: defaultdict[int, list[Share]] = defaultdict(list)
+    sets: defaultdict[Hashable, list[Share]] = defaultdict(list)
     for i, (episode, divergence) in pairs:
         nodes = calls(episode)
         off = [reward_kl * divergence.get(node.index, 0.0) for node in nodes]
         earned = [r - kl for r, kl in zip(_of_calls(episode, nodes, settings), off, strict=True)]
-        for k, (node, reward) in enumerate(zip(nodes, returns(earned, settings.discount), strict=True)):
-            by_turn[k].append(Share(i, (node.index,), reward, len(node.ids)))
-    return [*by_turn.values()]
+        if settings.level == "call":
+            found = returns(earned, settings.discount)
+            keys: Sequence[Hashable] = range(len(nodes))
+        else:
+            previous = branches.previous_calls(episode, nodes)
+            found = branches.returns(earned, previous, settings.discount)
+            keys = branches.compared(nodes, previous, i)
+        for key, node, reward in zip(keys, nodes, found, strict=True):
+            sets[key].append(Share(i, (node.index,), reward, len(node.ids)))
+    return [*sets.values()]
 
 
 def _of_episode(episode: Episode, settings: CreditSettings) -> float:

@@ -18,7 +18,7 @@ from trainer.errors import CheckpointDamaged, CheckpointError
 from trainer.model.shards import File
 from trainer.state.origin import Origin
 
-FORMAT = 3
+FORMAT = 4
 _NAME, _OWN = "state.json", "blake3"
 
 
@@ -34,6 +34,8 @@ class CheckpointMeta:
     probe: Probe | None
     groups: tuple[str, ...]
     """The sorted ids of the groups that the last step was trained on."""
+    algorithm_state: Mapping[str, float]
+    """What the algorithm remembers of earlier steps."""
     dtype: str
     """`[model] dtype` of the run."""
     adapters: Mapping[str, Any] | None
@@ -60,6 +62,7 @@ def write(directory: Path, meta: CheckpointMeta, files: Sequence[File]) -> None:
         "step": meta.steps,
         "probe": meta.probe.to_json() if meta.probe else None,
         "groups": meta.groups,
+        "algorithm_state": dict(meta.algorithm_state),
         "dtype": meta.dtype,
         "lora": meta.adapters,
         "origin": asdict(meta.origin) if meta.origin else None,
@@ -96,6 +99,7 @@ def _record(state: dict[str, Any]) -> Record:
         steps=int(state["step"]),
         probe=Probe.from_json(state["probe"]) if state["probe"] else None,
         groups=tuple(state["groups"]),
+        algorithm_state={str(name): float(value) for name, value in state["algorithm_state"].items()},
         dtype=str(state["dtype"]),
         adapters=state["lora"],
         origin=Origin(**state["origin"]) if state["origin"] else None,

@@ -67,9 +67,10 @@ def groups(draw: st.DrawFn) -> tuple[Group, ...]:
     """Group ids and episode ids are unique; every episode has a node."""
 
     def episode(name: str) -> Episode:
-        reward = draw(st.floats(allow_nan=False, allow_infinity=False))
+        finite = st.floats(allow_nan=False, allow_infinity=False)
+        reward = draw(finite)
         own = tuple(draw(nodes(i)) for i in range(draw(st.integers(1, 3))))
-        return Episode(name, reward, own, draw(st.booleans()))
+        return Episode(name, reward, own, draw(st.booleans()), draw(st.dictionaries(st.text(), finite)))
 
     def group(name: str) -> Group:
         members = [f"{name}/{i}" for i in range(draw(st.integers(1, 3)))]
@@ -96,6 +97,7 @@ def check_same(left: tuple[Group, ...], right: tuple[Group, ...]) -> None:
         (e for g in left for e in g.episodes), (e for g in right for e in g.episodes), strict=True
     ):
         assert (a.episode_id, a.reward, a.context_full) == (b.episode_id, b.reward, b.context_full)
+        assert a.components == b.components
         assert len(a.nodes) == len(b.nodes)
         assert all(same(x, y) for x, y in zip(a.nodes, b.nodes, strict=True))
 
@@ -123,7 +125,9 @@ def test_a_feed_without_the_later_columns_is_read_with_what_stands_for_them(
     """A gateway or an export from before these columns."""
     check_same(
         groups_from_arrow(
-            groups_to_arrow(original).drop_columns(["finish_reason", "context_full", "routed_experts"])
+            groups_to_arrow(original).drop_columns(
+                ["finish_reason", "context_full", "routed_experts", "components"]
+            )
         ),
         tuple(
             replace(
@@ -133,6 +137,7 @@ def test_a_feed_without_the_later_columns_is_read_with_what_stands_for_them(
                         e,
                         nodes=tuple(replace(n, finish_reason="", routes=None) for n in e.nodes),
                         context_full=False,
+                        components={},
                     )
                     for e in group.episodes
                 ),

@@ -15,14 +15,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.algorithms import REGISTRY, Algorithm, Rewards, StepTokens, TokenBatch
+from trainer.algorithms import REGISTRY, Algorithm, Rewards, State, StepTokens, TokenBatch
 from trainer.algorithms.baselines import group_mean
+from trainer.algorithms.kl_cov import CUTOFF as COVARIANCE_CUTOFF
 from trainer.algorithms.m2po import CUTOFF
 
 LENGTHS = (7, 1, 4, 6, 3)
 ADVANTAGES = (1.2, 0.7, -0.4, -1.1, 0.9)
 STALENESS = (0, 3, 1, 2, 1)
 UNBOUNDED = math.inf
+NONE_OUTSIDE = {CUTOFF: UNBOUNDED, COVARIANCE_CUTOFF: UNBOUNDED, "mean_logprob": 0.0, "mean_advantage": 0.0}
+"""Statistics of a step without outliers."""
 Episodes = list[Tensor]
 
 
@@ -233,6 +236,17 @@ def a3po_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
     return total / sum(LENGTHS)
 
 
+def kl_cov_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """KL-Cov, equations 11 and 12, with |log pi - log pi_old|: two of ten tokens have the largest covariances."""
+    tokens = [(n[j], o[j], a) for n, o, a in zip(new, old, ADVANTAGES, strict=True) for j in range(len(n))]
+    logprob = fmean(float(n.detach()) for n, _, _ in tokens)
+    advantage = fmean(a for _, _, a in tokens)
+    products = [(float(n.detach()) - logprob) * (a - advantage) for n, _, a in tokens]
+    held = set(sorted(range(len(tokens)), key=lambda i: -products[i])[: len(tokens) // 5])
+    terms = [(n - o).exp() * a - 0.7 * float(i in held) * (n - o).abs() for i, (n, o, a) in enumerate(tokens)]
+    return torch.stack(terms).sum() / sum(LENGTHS)
+
+
 OBJECTIVES: dict[str, tuple[dict[str, Any], Callable[[Episodes, Episodes, Episodes], Tensor]]] = {
     "dapo": ({"type": "dapo", "importance_cap": UNBOUNDED}, dapo_objective),
     "reinforce++": ({"type": "reinforce++", "importance_cap": UNBOUNDED, "clip_high": 0.28}, dapo_objective),
@@ -273,6 +287,20 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], Callable[[Episodes, Episodes, Episod
     ),
     "opo": ({"type": "opo", "correction": "none"}, opo_objective),
     "m2po": ({"type": "m2po", "second_moment": 0.05}, m2po_objective),
+    "gdpo": (
+        {
+            "type": "gdpo",
+            "importance_cap": UNBOUNDED,
+            "clip_high": 0.28,
+            "components": {"right": 1.0, "short": 0.5},
+        },
+        dapo_objective,
+    ),
+    "reinforce": ({"type": "reinforce", "correction": "none", "initial": 0.25}, rloo_objective),
+    "kl_cov": (
+        {"type": "kl_cov", "importance_cap": UNBOUNDED, "share": 0.2, "coef": 0.7},
+        kl_cov_objective,
+    ),
 }
 
 
@@ -280,7 +308,7 @@ def test_every_algorithm_has_its_formula_here() -> None:
     assert {settings["type"] for settings, _ in OBJECTIVES.values()} == REGISTRY.keys()
 
 
-UNCLIPPED = ("rloo", "cispo", "sapo", "opo")
+UNCLIPPED = ("rloo", "cispo", "sapo", "opo", "reinforce", "kl_cov")
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -409,7 +437,7 @@ def test_the_expected_kl_gradient_is_that_of_the_divergence_between_the_policies
             logprobs=logits.log_softmax(0)[tokens], entropy=torch.zeros(2), recorded=drawn[tokens],
             advantages=torch.zeros(2, dtype=torch.float64), weights=torch.full((2,), weight), episodes=1,
             sequences=torch.zeros(2, dtype=torch.int64), reference=initial[tokens], ids=tokens,
-            staleness=torch.zeros(2, dtype=torch.int64), statistics={CUTOFF: UNBOUNDED},
+            staleness=torch.zeros(2, dtype=torch.int64), statistics=NONE_OUTSIDE,
         ))  # fmt: skip
         total = total + drawn[tokens].sum().exp() * loss.total
     (found,) = torch.autograd.grad(total, logits)
@@ -447,13 +475,32 @@ def lengths_of(group: Sequence[float]) -> list[int]:
 
 
 def rewards_of(group: Sequence[float]) -> Rewards:
-    return Rewards(torch.tensor(group, dtype=torch.float64), torch.tensor(lengths_of(group)))
+    values = torch.tensor(group, dtype=torch.float64)
+    staleness = torch.zeros(len(group), dtype=torch.int64)
+    return Rewards(
+        values, torch.tensor(lengths_of(group)), staleness, {"right": values, "short": short_of(values)}
+    )
+
+
+def short_of(values: Tensor) -> Tensor:
+    """A component that differs in groups of equal rewards, too."""
+    return values.flip(0) * values.new_tensor([1.0, -2.0, 3.0, 0.5]).repeat(3)[: len(values)]
 
 
 def by_hand(name: str, groups: Sequence[Sequence[float]]) -> list[list[float]]:
     if name == "reinforce++":
         every = [reward for group in groups for reward in group]
         return [[(r - fmean(every)) / (pstdev(every) + EPSILON) for r in group] for group in groups]
+    if name == "gdpo":
+        parts = [(group, short_of(torch.tensor(group, dtype=torch.float64)).tolist()) for group in groups]
+        sums = [
+            [w + 0.5 * v for w, v in zip(standard(right), standard(short), strict=True)]
+            for right, short in parts
+        ]
+        every = [value for group in sums for value in group]
+        return [[(v - fmean(every)) / (pstdev(every) + EPSILON) for v in group] for group in sums]
+    if name == "reinforce":
+        return [[r - 0.25 for r in group] for group in groups]
     if name == "opo":
         sums = [sum(r * n for r, n in zip(group, lengths_of(group), strict=True)) for group in groups]
         return [
@@ -465,24 +512,50 @@ def by_hand(name: str, groups: Sequence[Sequence[float]]) -> list[list[float]]:
             [r - fmean([*group[:i], *group[i + 1 :]]) if len(group) > 1 else 0.0 for i, r in enumerate(group)]
             for group in groups
         ]
-    scales = [1.0 if name == "dr_grpo" else pstdev(group) + EPSILON for group in groups]
-    return [[(r - fmean(group)) / s for r in group] for group, s in zip(groups, scales, strict=True)]
+    if name == "dr_grpo":
+        return [[r - fmean(group) for r in group] for group in groups]
+    return [standard(group) for group in groups]
+
+
+def standard(group: Sequence[float]) -> list[float]:
+    return [(r - fmean(group)) / (pstdev(group) + EPSILON) for r in group]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_advantages_are_those_of_the_paper(name: str) -> None:
     algorithm = algorithm_of(**OBJECTIVES[name][0])
-    found = algorithm.advantages([rewards_of(group) for group in REWARDS])
+    found = algorithm.advantages([rewards_of(group) for group in REWARDS], {})
     for ours, theirs in zip(found, by_hand(name, REWARDS), strict=True):
         assert ours.tolist() == pytest.approx(theirs, abs=1e-12)
-    if name != "reinforce++":
+    if name not in ("reinforce++", "reinforce", "gdpo"):
         assert found[2].tolist() == [0.0, 0.0], "rounding gives no advantage"
-    assert algorithm.scope == ("batch" if name == "reinforce++" else "group")
+    assert algorithm.scope == ("batch" if name in ("reinforce++", "gdpo") else "group")
+
+
+@pytest.mark.parametrize("horizon", [2.0, UNBOUNDED])
+def test_a_running_baseline_is_the_mean_reward_of_earlier_steps(horizon: float) -> None:
+    algorithm = algorithm_of(type="reinforce", horizon=horizon)
+    state: State = {}
+    means, baseline = [], 0.0
+    for step in ([REWARDS[0], REWARDS[3]], [REWARDS[1]], [REWARDS[2]]):
+        groups = [rewards_of(group) for group in step]
+        found = torch.cat(algorithm.advantages(groups, state))
+        assert found.tolist() == pytest.approx([r - baseline for group in step for r in group])
+        state = algorithm.next_state(groups, state)
+        means.append(fmean(r for group in step for r in group))
+        baseline = fmean(means) if horizon == UNBOUNDED or len(means) < 3 else (baseline + means[-1]) / 2
+
+
+def test_equal_rewards_with_other_components_teach() -> None:
+    ones, (right, short) = torch.ones(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    rewards = Rewards(ones, ones, ones, {"right": right, "short": short})
+    (found,) = algorithm_of(type="gdpo", components={"right": 2.0, "short": 1.0}).advantages([rewards], {})
+    assert found.tolist() == pytest.approx([1.0, -1.0], rel=1e-3)
 
 
 def test_a_group_baseline_is_taken_off_before_the_batch_is_normalized() -> None:
     found = algorithm_of(type="reinforce++", group_baseline=True).advantages(
-        [rewards_of(group) for group in REWARDS]
+        [rewards_of(group) for group in REWARDS], {}
     )
     centered = [[r - fmean(group) for r in group] for group in REWARDS]
     deviation = pstdev([value for group in centered for value in group]) + EPSILON
@@ -518,7 +591,7 @@ def test_advantages_are_exact_for_rewards_of_every_size(rewards: list[float]) ->
         deviation = (sum(value * value for value in centered) / len(exact)).sqrt()
         equal = len(exact) < 2 or max(exact) - min(exact) <= size / 2**20
         expected = [0.0 if equal else float(value / (deviation + Decimal("1e-4"))) for value in centered]
-    (found,) = group_mean([rewards_of(rewards)], normalize_std=True)
+    (found,) = group_mean([rewards_of(rewards)], {}, normalize_std=True)
     # An offset of 2**20 times the spread leaves 33 of the 53 bits.
     assert found.tolist() == pytest.approx(expected, rel=2**-30, abs=2**-30)
     assert (found == 0).all() or not equal
@@ -528,5 +601,5 @@ def test_advantages_are_exact_for_rewards_of_every_size(rewards: list[float]) ->
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_is_not_hidden_among_equal_ones(name: str, wrong: float) -> None:
     algorithm = algorithm_of(**OBJECTIVES[name][0])
-    (found,) = algorithm.advantages([rewards_of([1.0, wrong, 1.0])])
+    (found,) = algorithm.advantages([rewards_of([1.0, wrong, 1.0])], {})
     assert not found.isfinite().all()

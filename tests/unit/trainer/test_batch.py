@@ -23,13 +23,12 @@ TERMS: tuple[dict[str, Any], ...] = (
 def episode(name: str, reward: float, tokens: int, late: int = 0, mask_reason: str = "") -> Episode:
     flags = [TokenFlag.LATE] * late + [0] * (tokens - late)
     turn = sampled(1, 0, 3, [5] * tokens, flags=flags, mask_reason=mask_reason)
-    return Episode(name, reward, (prompt(0, -1, 0, [1, 2, 3]), turn))
+    return Episode(name, reward, (prompt(0, -1, 0, [1, 2, 3]), turn), components={"right": reward})
 
 
+SILENT = Episode("silent", 0.0, (), components={"right": 0.0})
 GROUPS = (
-    Group(
-        "teaches", "t", 0, (episode("a", 1.0, 8), episode("b", 0.0, 5, late=2), Episode("silent", 0.0, ()))
-    ),
+    Group("teaches", "t", 0, (episode("a", 1.0, 8), episode("b", 0.0, 5, late=2), SILENT)),
     Group("equal", "t", 0, (episode("c", 1.0, 11), episode("d", 1.0, 7, late=7))),
     Group("alone", "t", 0, (episode("e", 0.3, 4),)),
     Group("masked", "t", 0, (episode("f", 1.0, 6, mask_reason=ABANDONED), episode("g", 0.0, 9))),
@@ -53,6 +52,9 @@ DIVISORS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "dppo": ({}, TOKENS),
     "opo": ({}, TOKENS),
     "m2po": ({}, TOKENS),
+    "gdpo": ({"components": {"right": 1.0}}, TOKENS),
+    "reinforce": ({"initial": -1.0}, EPISODES),
+    "kl_cov": ({"minibatches": 1}, TOKENS),
 }
 """By algorithm, its settings and what each group adds."""
 
@@ -75,7 +77,7 @@ def test_the_divisor_counts_groups_without_advantage_with_and_without_a_term(
         assert minibatches == expected
         assert batch.normalizer == sum(by_group)
         assert batch.trained + batch.skipped == sum(TOKENS)
-        trains_all = "kl_coef" in term or "entropy_coef" in term or kind == "reinforce++"
+        trains_all = "kl_coef" in term or "entropy_coef" in term or kind in ("reinforce", "reinforce++")
         assert (batch.skipped == 0) is trains_all
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,17 @@ import pytest
 import torch
 
 from headgate.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import prompt, sampled
-from trainer.algorithms import Rewards
+from trainer.algorithms import Rewards, State
+from trainer.algorithms.gdpo import GdpoSettings
 from trainer.algorithms.grpo import GrpoSettings
 from trainer.config.batch import CreditSettings
 from trainer.config.settings import Settings
 from trainer.data import credit
 from trainer.data.batch import Batch
-from trainer.errors import ConfigError
+from trainer.data.tree import Credit
+from trainer.errors import ConfigError, FeedBroken
 
 NORMALIZED = GrpoSettings().create()
 CENTERED = GrpoSettings(normalize_std=False).create()
@@ -48,6 +52,14 @@ def turns(*posted: float | None) -> Iterator[tuple[float | None, int, str]]:
     return ((value, 2, "stop") for value in posted)
 
 
+def credits_of(
+    groups: Sequence[Group], algorithm: Any, settings: CreditSettings, divergences: Any = None
+) -> list[list[Credit]]:
+    """The advantages of nodes, by index, for each episode of each group."""
+    found = credit.compare(groups, algorithm.reward_kl, settings, divergences)
+    return found.credits(algorithm.advantages(found.rewards, {}))
+
+
 def group(*episodes: Episode) -> Group:
     return Group("g", "t", 0, episodes)
 
@@ -55,7 +67,7 @@ def group(*episodes: Episode) -> Group:
 def by_call(members: Group, algorithm: Any = CENTERED, **settings: Any) -> list[list[float]]:
     """The advantages of each episode's calls, in order."""
     given = CreditSettings.model_validate({"level": "call", **settings})
-    (found,) = credit.advantages([members], algorithm, given)
+    (found,) = credits_of([members], algorithm, given)
     return [
         [credits[n.index] for n in credit.calls(e)]
         for e, credits in zip(members.episodes, found, strict=True)
@@ -71,10 +83,11 @@ def test_by_default_all_of_an_episode_has_the_advantage_of_its_reward() -> None:
         group(*(episode(f"{i}", float(rng.normal()), *turns(0.1, None)) for i in range(5))),
         group(episode("none", 0.3), *(episode(f"{i}", float(i), *turns(0.7)) for i in range(2))),
     ]
-    found = credit.advantages(members, NORMALIZED, CreditSettings())
+    found = credits_of(members, NORMALIZED, CreditSettings())
     for one, advantages in zip(members, found, strict=True):
         rewards = torch.tensor([e.reward for e in one.episodes], dtype=torch.float64)
-        (expected,) = NORMALIZED.advantages([Rewards(rewards, torch.ones(len(rewards)))])
+        whole = torch.ones(len(rewards))
+        (expected,) = NORMALIZED.advantages([Rewards(rewards, whole, whole)], {})
         assert advantages == [
             dict.fromkeys((n.index for n in e.nodes), value)
             for e, value in zip(one.episodes, expected.tolist(), strict=True)
@@ -87,7 +100,7 @@ class WholeBatch:
 
     reward_kl = 0.0
 
-    def advantages(self, groups: Sequence[Rewards]) -> list[torch.Tensor]:
+    def advantages(self, groups: Sequence[Rewards], state: State) -> list[torch.Tensor]:
         mean = torch.cat([group.values for group in groups]).mean()
         return [group.values - mean for group in groups]
 
@@ -97,7 +110,7 @@ def test_an_algorithm_of_the_whole_batch_receives_all_groups() -> None:
         group(episode("a", 1.0, *turns(0.0)), episode("b", 2.0)),
         group(episode("c", 6.0, *turns(0.0))),
     ]
-    found = credit.advantages(members, WholeBatch(), CreditSettings())  # type: ignore[arg-type]
+    found = credits_of(members, WholeBatch(), CreditSettings())
     assert found == [[{0: -2.0, 1: -2.0}, {}], [{0: 3.0, 1: 3.0}]]
 
 
@@ -168,9 +181,9 @@ def test_the_divergence_of_a_call_is_taken_off_its_reward() -> None:
     members = group(episode("a", 0.0, *turns(1.0, 1.0)), episode("b", 0.0, *turns(1.0, 1.0)))
     divergences = [[{1: 2.0, 3: 4.0}, {1: 0.5}]]
     # Returns: a has 2 - 3 and 1 - 2, b has 2 - 0.25 and 1.
-    (found,) = credit.advantages([members], algorithm, CreditSettings(level="call"), divergences)
+    (found,) = credits_of([members], algorithm, CreditSettings(level="call"), divergences)
     assert found == [{1: -1.375, 3: -1.0}, {1: 1.375, 3: 1.0}]
-    (found,) = credit.advantages([members], algorithm, CreditSettings(), divergences)
+    (found,) = credits_of([members], algorithm, CreditSettings(), divergences)
     assert found == [dict.fromkeys(range(4), -1.375), dict.fromkeys(range(4), 1.375)]
 
 
@@ -246,7 +259,7 @@ def test_a_truncated_episode_is_masked_whole() -> None:
         ["overlong", "overlong"], ["", ""], [CRASHED_ATTEMPT, ""], [""],
     ]  # fmt: skip
     assert all(n.mask_reason == "" for e in masked.episodes for n in e.nodes if not n.sampled)
-    advantages = [credit.advantages([g], NORMALIZED, CreditSettings()) for g in (members, masked)]
+    advantages = [credits_of([g], NORMALIZED, CreditSettings()) for g in (members, masked)]
     assert advantages[0] == advantages[1], "its reward still counts in the baseline"
 
 
@@ -262,7 +275,7 @@ def test_a_truncated_episode_is_penalized_once_and_a_truncated_call_by_itself() 
         episode("whole", 1.0, *turns(None, None)),
     )
     given = CreditSettings(truncated="penalize", penalty=0.5)
-    (found,) = credit.advantages([members], CENTERED, given)
+    (found,) = credits_of([members], CENTERED, given)
     assert found == [dict.fromkeys(range(4), -0.25), dict.fromkeys(range(4), 0.25)]
     assert by_call(members, truncated="penalize", penalty=0.5) == [[-0.5, -0.25], [0.5, 0.25]]
     assert by_call(members) == [[0.0, 0.0], [0.0, 0.0]]
@@ -292,7 +305,7 @@ def test_the_length_that_is_punished_is_an_episodes_or_a_calls() -> None:
         ),
         episode("short", 0.0, (None, 6, "stop"), (None, 6, "stop")),
     )
-    (found,) = credit.advantages([members], CENTERED, CreditSettings(overlong_buffer=4, overlong_limit=16))
+    (found,) = credits_of([members], CENTERED, CreditSettings(overlong_buffer=4, overlong_limit=16))
     assert {*found[0].values()} == {-0.375}
     assert {*found[1].values()} == {0.375}
     assert by_call(members, overlong_buffer=4, overlong_limit=10) == [[-0.375, 0.0], [0.375, 0.0]]
@@ -327,7 +340,7 @@ def test_an_episode_that_ended_because_the_context_was_full_is_truncated_at_its_
     by_turn = credit.masked(members, CreditSettings(level="call", truncated="mask"))
     assert [n.mask_reason for n in credit.calls(by_turn.episodes[0])] == ["", "overlong"]
     punished = CreditSettings(truncated="penalize", penalty=2.0)
-    (found,) = credit.advantages([members], CENTERED, punished)
+    (found,) = credits_of([members], CENTERED, punished)
     assert {*found[0].values()} == {-1.5}
 
 
@@ -351,3 +364,74 @@ def test_settings_that_do_not_go_together_are_refused(values: dict[str, Any], na
     assert Settings.parse(base).credit == CreditSettings()
     with pytest.raises(ConfigError, match=named):
         Settings.parse({**base, "credit": values})
+
+
+def test_an_algorithm_sees_components_and_the_age_of_the_oldest_token() -> None:
+    old = replace(sampled(1, 0, 2, [3, 3]), versions=np.array([5, 2], np.int32))
+    members = group(
+        Episode("a", 1.0, (prompt(0, -1, 0, [1, 2]), old), components={"right": 1.0}),
+        Episode("b", 0.5, (), components={"right": 0.0, "short": 0.5}),
+    )
+    (found,) = credit.compare([members], 0.0, CreditSettings(), version=5).rewards
+    assert found.staleness.tolist() == [3, 0]
+    assert found.components["right"].tolist() == [1.0, 0.0]
+    assert found.components["short"].isnan().tolist() == [True, False]
+    (by_call,) = credit.compare([members], 0.0, CreditSettings(level="call"), version=5).rewards
+    assert (by_call.staleness.tolist(), by_call.components) == ([3], {})
+
+
+def test_an_episode_without_a_component_that_is_compared_is_refused() -> None:
+    algorithm = GdpoSettings(components={"right": 1.0, "short": 0.5}).create()
+    members = group(Episode("a", 1.0, (), components={"right": 1.0}))
+    with pytest.raises(FeedBroken, match=r"episode a .* 'short' .*reported: right"):
+        list(Batch(0, algorithm, 64).add_groups([members]))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"credit": {"level": "call"}},
+        {"credit": {"truncated": "penalize"}},
+        {"credit": {"overlong_buffer": 1, "overlong_limit": 2}},
+        {"algorithm": {"kl": "k1", "kl_coef": 0.1}},
+    ],
+)
+def test_what_changes_a_reward_is_refused_where_components_are_compared(more: dict[str, Any]) -> None:
+    algorithm = {"type": "gdpo", "components": {"right": 1.0}, **more.get("algorithm", {})}
+    with pytest.raises(ConfigError, match="changes the reward"):
+        offline_settings(Path("m"), Path("w"), **{**more, "algorithm": algorithm})
+
+
+# By branch
+
+
+def tree_of(name: str, own: float, *rewards: float) -> Episode:
+    """One first call; behind it three choices of one prompt, the second of which two choices of another prompt follow."""
+    calls = [
+        sampled(1, 0, 2, [3]),
+        *(sampled(i, 2, 1, [3]) for i in (3, 4, 5)),
+        *(sampled(i, 6, 1, [3]) for i in (7, 8)),
+    ]
+    prompts = [prompt(0, -1, 0, [1, 2]), prompt(2, 1, 1, [4]), prompt(6, 4, 1, [5])]
+    posted = [replace(node, reward=r) for node, r in zip(calls, rewards, strict=True)]
+    nodes = sorted([*prompts, *posted], key=lambda node: node.index)
+    return Episode(name, own + sum(rewards), tuple(nodes))
+
+
+def test_a_branch_is_compared_with_its_siblings_and_counts_as_one_of_them() -> None:
+    members = group(tree_of("a", 0.0, 1.0, 2.0, 0.0, 6.0, 8.0, 4.0), tree_of("b", 5.0, 0, 0, 0, 0, 0, 0))
+    (found,) = credits_of([members], CENTERED, CreditSettings(level="branch", discount=0.5))
+    # a: the two of the last prompt return 8 and 4, the three before 2, 0 + (8 + 4) / 4 and 6, and the first 1 + 11 / 6.
+    # b: its own reward is its last call's, of which the one before earns a quarter, and the first a twenty-fourth.
+    first = (1 + 11 / 6 - 5 / 24) / 2
+    assert found[0] == pytest.approx({1: first, 3: 2 - 11 / 3, 4: 3 - 11 / 3, 5: 6 - 11 / 3, 7: 2.0, 8: -2.0})
+    assert found[1] == pytest.approx({1: -first, 3: -5 / 12, 4: 5 / 4 - 5 / 12, 5: -5 / 12, 7: -2.5, 8: 2.5})
+
+
+def test_a_conversation_without_branches_is_credited_as_by_call() -> None:
+    members = group(episode("a", 0.5, *turns(1.0, None, 2.0)), episode("b", 0.0, *turns(0.25, 4.0)))
+    found = [
+        credits_of([members], CENTERED, CreditSettings(level=level, discount=0.5))
+        for level in ("call", "branch")
+    ]
+    assert found[0] == found[1]

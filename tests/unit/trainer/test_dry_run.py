@@ -76,19 +76,19 @@ def test_a_dry_run_computes_a_full_micro_batch_and_writes_nothing(
     assert everything_in(tmp_path) == before
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce++"])
-@pytest.mark.parametrize("credit", ["episode", "call"])
-def test_every_kind_of_batch_is_rehearsed(invoke: Invoke, algorithm: str, credit: str) -> None:
-    """Minibatches, whole episodes, advantages over the batch, and a reference: each has a gradient of random tokens."""
-    changes = (
-        "--set",
-        f"algorithm.type={algorithm}",
-        "--set",
-        f"credit.level={credit}",
-        "--set",
-        "algorithm.kl_coef=0.1",
-    )
-    code, report, text = invoke("--dry-run", *changes)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("algorithm.type=ppo", "credit.level=episode"),
+        ("algorithm.type=gspo", "credit.level=call"),
+        ("algorithm.type=reinforce++", "credit.level=branch"),
+        ("algorithm.type=gdpo", "algorithm.components={right=1.0}"),
+    ],
+)
+def test_every_kind_of_batch_is_rehearsed(invoke: Invoke, changes: tuple[str, ...]) -> None:
+    """Minibatches, whole episodes, a whole batch, components, and a reference: each has a gradient of random tokens."""
+    given = [part for change in (*changes, "algorithm.kl_coef=0.1") for part in ("--set", change)]
+    code, report, text = invoke("--dry-run", *given)
     assert code == 0, text
     assert report["pass"]["grad_norm"] > 0 and report["memory"]["device"]["reference model"] > 0
 

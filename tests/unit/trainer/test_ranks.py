@@ -27,6 +27,7 @@ ALGORITHMS = {
     "with a reference": {"type": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01, "average": "sequence"},
     "kl in the reward": {"type": "grpo", "kl_coef": 0.1, "kl": "k1"},
     "statistics": {"type": "m2po", "second_moment": 0.005},
+    "state": {"type": "reinforce"},
 }
 
 
@@ -142,8 +143,8 @@ def test_several_ranks_train_the_adapters_that_one_trains(
 def test_a_run_goes_on_with_another_number_of_ranks(
     exact_model: Path, tmp_path: Path, alone: Alone, before: int, after: int, adapters: bool
 ) -> None:
-    curve, weights = alone(adapters=adapters)
-    settings = settings_of(exact_model, tmp_path, ALGORITHMS["grpo"], more=ADAPTERS if adapters else None)
+    curve, weights = alone("state", adapters)
+    settings = settings_of(exact_model, tmp_path, ALGORITHMS["state"], more=ADAPTERS if adapters else None)
     on_ranks(before, learn, settings, torch.float64, STEPS // 2)
     found, *_ = on_ranks(after, learn, settings, torch.float64, STEPS)
     assert_learned(found, (curve[STEPS // 2 :], weights))

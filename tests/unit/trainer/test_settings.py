@@ -78,8 +78,10 @@ def test_an_algorithm_of_ones_own_is_found_in_the_folder_of_the_start(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     algorithm = parse("[algorithm]\ntype = 'mine_of_a_test:ShortSettings'\nfloor = 16").algorithm.create()
-    rewards = Rewards(torch.tensor([1.0, 1.0], dtype=torch.float64), torch.tensor([2, 100]))
-    (found,) = algorithm.advantages([rewards])
+    rewards = Rewards(
+        torch.tensor([1.0, 1.0], dtype=torch.float64), torch.tensor([2, 100]), torch.tensor([0, 1])
+    )
+    (found,) = algorithm.advantages([rewards], {})
     scaled = [1 / math.log(16), 1 / math.log(100)]
     assert found.tolist() == pytest.approx([scaled[0] - fmean(scaled), scaled[1] - fmean(scaled)])
     with pytest.raises(ConfigError, match=r"algorithm.*floors"):

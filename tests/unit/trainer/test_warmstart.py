@@ -14,13 +14,15 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.demo import tasks
+from examples.distill.teacher import careful_teacher
 from trainer.commands.warmstart import Recipe, warm_start
 from trainer.data.conversations import Rows
 from trainer.errors import ConfigError
 
-RECIPE = Recipe(
-    data="examples.demo.tasks:careless_teacher", steps=3, rows=4, layers=1, hidden=32, intermediate=32
-)
+GIVEN: dict[str, Any] = {
+    "data": "examples.demo.tasks:careless_teacher", "steps": 3, "rows": 4, "layers": 1, "hidden": 32, "intermediate": 32,
+}  # fmt: skip
+RECIPE = Recipe(**GIVEN)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +148,20 @@ def test_the_same_recipe_gives_the_same_weights(made: Path, tmp_path: Path) -> N
     assert (tmp_path / "model" / name).read_bytes() == (made / name).read_bytes()
 
 
+def test_a_recipe_that_continues_another_has_its_tokenizer_and_begins_with_its_weights(
+    made: Path, tmp_path: Path
+) -> None:
+    first = tmp_path / "first.toml"
+    first.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in GIVEN.items()))
+    teacher = Recipe(
+        data="examples.distill.teacher:careful_teacher", continues=first, steps=1, rows=1, lr=1e-30
+    )
+    warm_start(teacher, tmp_path / "model", cache=tmp_path / "cache")
+    for name in ("tokenizer.json", "model.safetensors"):
+        assert (tmp_path / "model" / name).read_bytes() == (made / name).read_bytes()
+    assert json.loads((tmp_path / "model/warmstart.json").read_text())["data"] == teacher.data
+
+
 def test_a_recipe_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('data = "a:b"\nsurprise = 1\n')
     with pytest.raises(ConfigError, match="surprise"):
@@ -157,7 +173,8 @@ def test_a_recipe_refuses_what_it_does_not_know(tmp_path: Path) -> None:
 def test_held_out_questions_are_in_no_other_data() -> None:
     held_out = {task["question"] for task in itertools.islice(tasks.tasks("heldout", 5), 200)}
     seen = {task["question"] for task in itertools.islice(tasks.tasks("train", 1), 1000)}
-    seen |= {question for question, _ in itertools.islice(tasks.careless_teacher(1), 3000)}
+    for teacher in (tasks.careless_teacher, careful_teacher):
+        seen |= {question for question, _ in itertools.islice(teacher(1), 3000)}
     assert len(held_out) == 200
     assert not held_out & seen
 
