@@ -110,6 +110,25 @@ def test_a_run_continues_with_another_number_of_expert_ranks(
     assert_learned(found, (alone[0][STEPS // 2 :], alone[1]))
 
 
+@pytest.mark.parametrize("more", [{"lora": {"rank": 3}}, pytest.param({}, marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("model", ["qwen3_moe"], indirect=True)
+def test_two_ranks_learn_what_one_learns_but_for_rounding(
+    model: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """In bfloat16, by grouped products; adapters leave the experts as they are."""
+    alone, shared = (
+        settings_of(model, tmp_path / str(n), {"type": "grpo"}, "bfloat16", more, expert=n) for n in (1, 2)
+    )
+    ((expected, before),) = on_ranks(1, learn, alone, torch.float32, 2)
+    (curve, weights), _ = on_ranks(2, learn, shared, torch.float32, 2)
+    for name in ("loss", "grad_norm", "kl_recorded_k3"):
+        found = [point[name] for point in curve]
+        assert found == pytest.approx([point[name] for point in expected], rel=0.02, abs=0.02), name
+    assert weights.keys() == before.keys()
+    if more:
+        assert all(torch.equal(weights[name], before[name]) for name in weights if ".experts." in name)
+
+
 def learn_on_one_owner(settings: Settings) -> tuple[dict[str, float], dict[str, Tensor]] | None:
     """A step in float32, by grouped products, whose tokens all go through the first two experts of each layer."""
     trainer = RankTrainer.open(settings)
@@ -117,9 +136,12 @@ def learn_on_one_owner(settings: Settings) -> tuple[dict[str, float], dict[str, 
         serve_commands(trainer)
         return None
 
+    assert trainer.policy.replay is not None
+    layers = len(trainer.policy.replay.shape.layers)
+
     def routed(node: Node) -> Node:
-        routes = pack(np.tile(np.arange(2, dtype=np.int32), (len(node.ids), 2, 1)), 4)
-        return replace(node, routes=PackedRoutes(routes, 2, 2, "uint8"))
+        routes = pack(np.tile(np.arange(2, dtype=np.int32), (len(node.ids), layers, 1)), 4)
+        return replace(node, routes=PackedRoutes(routes, layers, 2, "uint8"))
 
     def with_routes(each: Episode) -> Episode:
         return replace(each, nodes=tuple(map(routed, each.nodes)))
