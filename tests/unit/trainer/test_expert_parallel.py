@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import moe
@@ -21,7 +22,7 @@ from tests.unit.trainer.rank_trainers import STEPS, Curve, assert_close, groups_
 from trainer.config.parallel import ParallelSettings
 from trainer.config.settings import Settings
 from trainer.errors import ConfigError
-from trainer.model import loading
+from trainer.model import loading, pretrained
 from trainer.model.expert_parallel import loads, modules_of
 from trainer.model.process_group import check
 from trainer.rank_rpc import serve_commands, shutdown_ranks
@@ -163,6 +164,25 @@ def test_replayed_tokens_may_all_go_to_one_rank(model: Path, tmp_path: Path) -> 
     # The tokens of empty micro-batches have no routes.
     assert 0.45 < metrics["busiest_expert_share"] <= 0.5
     assert 0.9 < metrics["busiest_expert_rank_share"] <= 1
+
+
+def published(settings: Settings) -> dict[str, Tensor] | None:
+    """The untrained weights by the checkpoint's names."""
+    trainer = RankTrainer.open(settings)
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
+        return None
+    found = pretrained.as_stored(trainer.model, trainer.gather_weights())
+    shutdown_ranks(trainer)
+    return found
+
+
+def test_ranks_that_share_experts_publish_the_checkpoint_that_they_read(model: Path, tmp_path: Path) -> None:
+    found, *_ = on_ranks(4, published, settings_of(model, tmp_path, {}, expert=2))
+    with safe_open(model / "model.safetensors", framework="pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    assert found.keys() == stored.keys()
+    assert all(torch.equal(found[name], stored[name]) for name in stored)
 
 
 def test_loads_are_of_the_most_uneven_layer() -> None:
