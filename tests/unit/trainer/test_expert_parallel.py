@@ -177,7 +177,13 @@ def published(settings: Settings) -> dict[str, Tensor] | None:
     return found
 
 
+@pytest.mark.parametrize(
+    "model",
+    ["qwen3_moe", "kimi_linear", pytest.param("gpt_oss", marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_ranks_that_share_experts_publish_the_checkpoint_that_they_read(model: Path, tmp_path: Path) -> None:
+    """Also a convolution that transformers joins of three stored tensors (Kimi-Linear)."""
     found, *_ = on_ranks(4, published, settings_of(model, tmp_path, {}, expert=2))
     with safe_open(model / "model.safetensors", framework="pt") as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
