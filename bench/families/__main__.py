@@ -38,9 +38,10 @@ def families(names: Sequence[str], out: Path | None, notify: Callable[[str], Non
 
 
 def _line(name: str, found: Found) -> str:
-    _, spans, rows, gap, gradient, export, adapter, replay = cells(name, found)
+    _, spans, rows, gap, gradient, export, adapter, replay, experts = cells(name, found)
     figures = f"gap {gap}, gradient {gradient}, export {export}, adapter {adapter}; " if gap else ""
     figures += f"replay {replay}; " if replay else ""
+    figures += f"experts {experts}; " if experts else ""
     return f"{name}: spans {spans}, rows {rows}; {figures}{found.why or ''}".rstrip("; ")
 
 

@@ -24,12 +24,14 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from bench.families.configs import Family
+from bench.families.expert_ranks import RANKS, expert_ranks_gap
 from bench.families.replay import replay_gap
 from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.tree import Row, row_of_tokens
 from trainer.errors import ConfigError
 from trainer.model import loading, recurrent, rope
+from trainer.model.expert_parallel import modules_of
 from trainer.model.policy import Attention, Policy
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
@@ -60,6 +62,8 @@ class Found:
     """Nats, of a mixture, with router replay; None if it cannot be replayed too."""
     packed_gap: float | None = None
     """Nats, of a model whose layers have a state, between rows that are packed and rows one by one."""
+    expert_ranks_gap: float | None = None
+    """Of a mixture, between two ranks that share its experts and one (`expert_ranks.py`); None if that is refused."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys that programs read."""
@@ -86,6 +90,7 @@ def measure(family: Family) -> Found:
             found.export = _is_exported(family, path, way)
             found.adapter = _is_adapted(family, path, way, max(_EXACT, _NOISES * found.gap))
             found.replay_gap = _replay_gap(family, path, reference, way)
+            found.expert_ranks_gap = _expert_ranks_gap(family, path, way, spans or rows)
     return found
 
 
@@ -137,15 +142,18 @@ def _randomize(model: Any) -> None:
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
+def _settings(family: Family, path: Path, work: Path, expert: int = 1, **model: Any) -> Settings:
+    return Settings.parse({
+        "run": {"dir": work, "steps": 1, "device": "cpu", "threads": 1},
+        "gateway": {"url": "http://127.0.0.1:1"},
+        "model": {"path": path, "max_model_len": family.max_model_len, **model},
+        "optimizer": {"lr": 1e-3},
+        "parallel": {"expert": expert},
+    })  # fmt: skip
+
+
 def _trainer(family: Family, path: Path, work: Path, **model: Any) -> RankTrainer:
-    return RankTrainer.open(
-        Settings.parse({
-            "run": {"dir": work, "steps": 1, "device": "cpu", "threads": 1},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {"path": path, "max_model_len": family.max_model_len, **model},
-            "optimizer": {"lr": 1e-3},
-        })
-    )  # fmt: skip
+    return RankTrainer.open(_settings(family, path, work, **model))
 
 
 def _gaps(policy: Policy, reference: Any) -> tuple[float, float]:
@@ -259,6 +267,26 @@ def _replay_gap(family: Family, path: Path, reference: Any, way: Attention) -> f
     except ConfigError:
         return None
     return replay_gap(trainer.policy, reference, _rows())
+
+
+def _expert_ranks_gap(family: Family, path: Path, way: Attention, alone: Policy | None) -> float | None:
+    """Return how exact expert parallelism is; None for a family that is refused with it."""
+    assert alone is not None
+    try:
+        modules_of(alone.model, RANKS)
+    except ConfigError:
+        return None
+    settings = _settings(family, path / "model", path / "shared", RANKS, attention=way)
+    return expert_ranks_gap(alone, settings, pass_of)
+
+
+def pass_of(policy: Policy) -> Tensor:
+    """Return the log-probabilities of rows that are packed together, and add a gradient."""
+    micro = lay_out(_rows(), share_prefixes=policy.shares_prefixes).to("cpu", torch.float32)
+    with policy.at_work(micro):
+        found: Tensor = policy(micro)[0]
+        found.pow(2).sum().backward()
+    return found
 
 
 def _stored(directory: Path) -> dict[str, Tensor]:

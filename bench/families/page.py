@@ -20,12 +20,13 @@ again at every upgrade of transformers, peft or torch. `python -m bench.families
   they are accepted, else with rows.
 - **export**: the published bfloat16 weights have the checkpoint's names and numbers. **adapter**: peft reads a run's
   adapter as the model that was trained. **replay**: the gap of a mixture with `router_replay`, for routes that the model
-  would choose and for others; empty for a model that cannot replay them.
+  would choose and for others; empty for a model that cannot replay them. **experts**: the gap or the gradient, whichever is
+  larger, between two ranks that share a mixture's experts (`[parallel] expert = 2`) and one; empty where that is refused.
 
 {accepted} of {all} families are trained with spans, and {rows} more with rows.
 
-| families | spans | rows | gap | gradient | export | adapter | replay |
-|---|---|---|---|---|---|---|---|
+| families | spans | rows | gap | gradient | export | adapter | replay | experts |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -67,6 +68,7 @@ def cells(name: str, found: Found) -> list[str]:
         *(_bound(found.gap), _bound(found.gradient)),
         *("" if each is None else _mark(each) for each in truths),
         _bound(found.replay_gap),
+        _bound(found.expert_ranks_gap),
     ]
 
 

@@ -75,9 +75,7 @@ class Experts:
             if len(rows):
                 return forward(rows, owned[:, None], rows.new_ones(len(rows), 1))
             # Other ranks wait for this one's exchanges in the backward pass as well.
-            return rows + 0.0 * sum(
-                weight.sum() for weight in module._parameters.values() if weight is not None
-            )
+            return rows + 0.0 * sum(weight.sum() for weight in module.parameters(recurse=False))
 
     def _count(self, number: int, owned: Tensor) -> None:
         count = torch.bincount(owned, minlength=self._owned)
@@ -99,16 +97,17 @@ def modules_of(model: Any, ranks: int) -> list[Any]:
     found = [block.experts for block in model.get_decoder().modules() if "experts" in block._modules]
     if not found:
         raise _refused(ranks, f"{name} is not a mixture of experts; leave it out")
+    count = getattr(found[0], "num_experts", None)
     for module in found:
-        count = getattr(module, "num_experts", None)
         # Set by transformers on experts that multiply their results, and not their inputs, by the weights of routes.
         known = hasattr(module, "_is_expert_parallel")
         if not known or any(weight.shape[:1] != (count,) for weight in module.parameters()):
             raise _refused(
                 ranks, f"the experts of {name} are not tensors with one part for each expert; leave it out"
             )
-        if count % ranks:
-            raise _refused(ranks, f"{name} has {count} experts, which cannot be divided by it")
+    assert count is not None
+    if count % ranks:
+        raise _refused(ranks, f"{name} has {count} experts, which cannot be divided by it")
     return found
 
 

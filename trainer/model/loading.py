@@ -7,6 +7,7 @@ transformers' affair: its renaming, fusion of experts and ties are used as `from
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -23,7 +25,11 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.core_model_loading import (
+    Concatenate,
+    WeightConverter,
+    convert_and_load_state_dict_in_model,
+)
 from transformers.initialization import meta_device_safe_creation_ops
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
@@ -85,7 +91,8 @@ def fill(model: Any, path: Path, device: str, ranks: Ranks | None = None) -> Non
     with ExitStack() as files, _quiet():
         try:
             stored = _slices(path, files)
-            wrong = _put(model, path, stored, device)
+            with _read_whole(_joined(model)):
+                wrong = _put(model, path, stored, device)
             parallel.own(model)
         except (OSError, ValueError, SafetensorError) as error:
             raise _unusable(path, error) from error
@@ -142,6 +149,43 @@ def _put(model: Any, path: Path, stored: Mapping[str, Any], device: str) -> list
         f"{name} is tied to another, but stored with other values"
         for name in tied - set(model.all_tied_weights_keys)
     ]
+
+
+def _joined(model: Any) -> list[tuple[nn.Module, str]]:
+    """Return the weights that are joined of several stored tensors along the dimension of their shards.
+
+    Transformers reads each rank's part of every stored tensor, and would join these.
+    """
+    joins = [
+        (re.compile(pattern), each.dim)
+        for converter in get_model_conversion_mapping(model)
+        if isinstance(converter, WeightConverter)
+        for each in converter.operations
+        if isinstance(each, Concatenate)
+        for pattern in converter.target_patterns
+    ]
+    return [
+        (module, key)
+        for name, module in model.named_modules()
+        for key, weight in module._parameters.items()
+        if weight is not None
+        and any(
+            pattern.search(f"{name}.{key}") and parallel.is_sharded(weight, dim) for pattern, dim in joins
+        )
+    ]
+
+
+@contextmanager
+def _read_whole(weights: list[tuple[nn.Module, str]]) -> Iterator[None]:
+    """Make these weights, of which each rank has a shard, whole ones in the block, and then keep this rank's shard."""
+    shards = [(module, key, module.get_parameter(key)) for module, key in weights]
+    for module, key, shard in shards:
+        whole = torch.empty(shard.shape, dtype=shard.dtype, device="meta")
+        module._parameters[key] = nn.Parameter(whole, requires_grad=shard.requires_grad)
+    yield
+    for module, key, shard in shards:
+        own = parallel.shard_of(module.get_parameter(key).detach(), shard)
+        module._parameters[key] = nn.Parameter(own, requires_grad=shard.requires_grad)
 
 
 @contextmanager

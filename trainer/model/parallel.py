@@ -357,11 +357,21 @@ def gather(
 @torch.no_grad()
 def put(target: Tensor, value: Tensor) -> None:
     """Copy a whole tensor, which every rank has, into a weight or its shard."""
-    if isinstance(target, DTensor):
-        value = distribute_tensor(
-            value.to(target.device, target.dtype), target.device_mesh, target.placements, src_data_rank=None
-        )
-    target.copy_(value)
+    target.copy_(shard_of(value.to(target.device, target.dtype), target))
+
+
+def shard_of(value: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's shard of a whole tensor, which every rank has, as `like` is sharded; else the tensor itself."""
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def is_sharded(tensor: Tensor, dim: int) -> bool:
+    """Return true if ranks share a tensor along a dimension."""
+    return isinstance(tensor, DTensor) and any(
+        getattr(each, "dim", None) == dim for each in tensor.placements
+    )
 
 
 def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
@@ -370,19 +380,21 @@ def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
     for parameter in parameters:
         assert parameter.grad is not None
         parameter.grad /= divisor
-    parts = by_mesh(parameters)
-    if len(parts) == 1:
+    parts = _by_mesh(parameters)
+    if len(parts) < 2:
         return float(whole(torch.nn.utils.clip_grad_norm_(parameters, largest)))
-    norms = [whole(get_total_norm([weight.grad for weight in part])) for part in parts]
+    norms = [
+        whole(get_total_norm([weight.grad for weight in part if weight.grad is not None])) for part in parts
+    ]
     norm = torch.linalg.vector_norm(torch.stack(norms))
     for part in parts:
         clip_grads_with_norm_(part, largest, norm)
     return float(norm)
 
 
-def by_mesh(tensors: Iterable[T]) -> list[list[T]]:
-    """Return tensors by the ranks that have their shards: an operation on several is of those of one mesh."""
-    found: dict[DeviceMesh | None, list[T]] = {}
-    for tensor in tensors:
-        found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+def _by_mesh(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return weights by the ranks that have their shards: torch's norm is that of one mesh."""
+    found: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for weight in weights:
+        found.setdefault(weight.device_mesh if isinstance(weight, DTensor) else None, []).append(weight)
     return [*found.values()]

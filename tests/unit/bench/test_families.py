@@ -20,7 +20,17 @@ from trainer.data.packing import MicroBatch
 from trainer.data.tree import Row
 from trainer.errors import ConfigError
 
-KEYS = {"verdict", "why", "gap", "gradient", "export", "adapter", "replay_gap", "packed_gap"}
+KEYS = {
+    "verdict",
+    "why",
+    "gap",
+    "gradient",
+    "export",
+    "adapter",
+    "replay_gap",
+    "packed_gap",
+    "expert_ranks_gap",
+}
 
 
 def test_the_last_line_has_each_familys_findings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +49,8 @@ def test_the_last_line_has_each_familys_findings(capsys: pytest.CaptureFixture[s
     assert qwen["replay_gap"] is qwen["packed_gap"] is None, "neither a mixture nor a hybrid"
     assert 0 < found["lfm2"]["packed_gap"] < 1e-4
     assert 0 < found["qwen3_moe"]["replay_gap"] < 1e-4
+    assert 0 < found["qwen3_moe"]["expert_ranks_gap"] < 1e-4
+    assert qwen["expert_ranks_gap"] is None
 
 
 def test_wrong_gradients_and_adapters_that_peft_loses_are_found() -> None:
@@ -92,9 +104,9 @@ def test_the_page_counts_and_explains_in_groups() -> None:
     text = page(found, {"transformers": "5.0"})
     assert "Measured with transformers 5.0" in text
     assert "2 of 5 families are trained with spans, and 2 more with rows." in text
-    assert "| a, d | yes | yes | < 1e-5 | < 1e-4 | yes | no |  |" in text
-    assert "| b, e | no | yes | 0 | < 1e-6 | yes | yes |  |" in text
-    assert "| c | no | no |  |  |  |  |  |" in text
+    assert "| a, d | yes | yes | < 1e-5 | < 1e-4 | yes | no |  |  |" in text
+    assert "| b, e | no | yes | 0 | < 1e-6 | yes | yes |  |  |" in text
+    assert "| c | no | no |  |  |  |  |  |  |" in text
     assert "- **b, e**: logits differ\n" in text
 
 

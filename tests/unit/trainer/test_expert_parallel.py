@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import moe
@@ -21,7 +22,7 @@ from tests.unit.trainer.rank_trainers import STEPS, Curve, assert_close, groups_
 from trainer.config.parallel import ParallelSettings
 from trainer.config.settings import Settings
 from trainer.errors import ConfigError
-from trainer.model import loading
+from trainer.model import loading, pretrained
 from trainer.model.expert_parallel import loads, modules_of
 from trainer.model.process_group import check
 from trainer.rank_rpc import serve_commands, shutdown_ranks
@@ -110,6 +111,25 @@ def test_a_run_continues_with_another_number_of_expert_ranks(
     assert_learned(found, (alone[0][STEPS // 2 :], alone[1]))
 
 
+@pytest.mark.parametrize("more", [{"lora": {"rank": 3}}, pytest.param({}, marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("model", ["qwen3_moe"], indirect=True)
+def test_two_ranks_learn_what_one_learns_but_for_rounding(
+    model: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """In bfloat16, by grouped products; adapters leave the experts as they are."""
+    alone, shared = (
+        settings_of(model, tmp_path / str(n), {"type": "grpo"}, "bfloat16", more, expert=n) for n in (1, 2)
+    )
+    ((expected, before),) = on_ranks(1, learn, alone, torch.float32, 2)
+    (curve, weights), _ = on_ranks(2, learn, shared, torch.float32, 2)
+    for name in ("loss", "grad_norm", "kl_recorded_k3"):
+        found = [point[name] for point in curve]
+        assert found == pytest.approx([point[name] for point in expected], rel=0.02, abs=0.02), name
+    assert weights.keys() == before.keys()
+    if more:
+        assert all(torch.equal(weights[name], before[name]) for name in weights if ".experts." in name)
+
+
 def learn_on_one_owner(settings: Settings) -> tuple[dict[str, float], dict[str, Tensor]] | None:
     """A step in float32, by grouped products, whose tokens all go through the first two experts of each layer."""
     trainer = RankTrainer.open(settings)
@@ -117,9 +137,12 @@ def learn_on_one_owner(settings: Settings) -> tuple[dict[str, float], dict[str, 
         serve_commands(trainer)
         return None
 
+    assert trainer.policy.replay is not None
+    layers = len(trainer.policy.replay.shape.layers)
+
     def routed(node: Node) -> Node:
-        routes = pack(np.tile(np.arange(2, dtype=np.int32), (len(node.ids), 2, 1)), 4)
-        return replace(node, routes=PackedRoutes(routes, 2, 2, "uint8"))
+        routes = pack(np.tile(np.arange(2, dtype=np.int32), (len(node.ids), layers, 1)), 4)
+        return replace(node, routes=PackedRoutes(routes, layers, 2, "uint8"))
 
     def with_routes(each: Episode) -> Episode:
         return replace(each, nodes=tuple(map(routed, each.nodes)))
@@ -141,6 +164,31 @@ def test_replayed_tokens_may_all_go_to_one_rank(model: Path, tmp_path: Path) -> 
     # The tokens of empty micro-batches have no routes.
     assert 0.45 < metrics["busiest_expert_share"] <= 0.5
     assert 0.9 < metrics["busiest_expert_rank_share"] <= 1
+
+
+def published(settings: Settings) -> dict[str, Tensor] | None:
+    """The untrained weights by the checkpoint's names."""
+    trainer = RankTrainer.open(settings)
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
+        return None
+    found = pretrained.as_stored(trainer.model, trainer.gather_weights())
+    shutdown_ranks(trainer)
+    return found
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["qwen3_moe", "kimi_linear", pytest.param("gpt_oss", marks=pytest.mark.long)],
+    indirect=True,
+)
+def test_ranks_that_share_experts_publish_the_checkpoint_that_they_read(model: Path, tmp_path: Path) -> None:
+    """Also a convolution that transformers joins of three stored tensors (Kimi-Linear)."""
+    found, *_ = on_ranks(4, published, settings_of(model, tmp_path, {}, expert=2))
+    with safe_open(model / "model.safetensors", framework="pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    assert found.keys() == stored.keys()
+    assert all(torch.equal(found[name], stored[name]) for name in stored)
 
 
 def test_loads_are_of_the_most_uneven_layer() -> None:
