@@ -17,6 +17,8 @@ IDLE_GB = 1.5
 """GB that a process keeps on a GPU after it has freed its memory: libraries and queues. Assumed, not measured."""
 SHARE = 0.92
 """vLLM's default of `--gpu-memory-utilization`."""
+_WORK_GB = 3.0
+"""GB of an engine's passes and CUDA graphs. Assumed, not measured."""
 Kind = Literal["together", "in turn", "not at all"]
 
 
@@ -49,6 +51,17 @@ def fit(gpu_gb: float, engine: Need, trainer: Need) -> Fit:
         f" {trainer.work_gb:.1f} + {engine.idle_gb:.1f} = {training:.1f} GiB, of {gpu_gb:.1f}"
     )
     return Fit(kind, f"{sums} of {gpu_gb:.1f} together; {turns}")
+
+
+def engine_args(share: float, gpu_gb: float, weights_gb: float) -> tuple[str, ...]:
+    """Return vLLM's arguments for an engine with a share of a GPU, and the size of its cache in whole GiB.
+
+    Without a size, vLLM measures what is left while it starts, and counts the growth of a trainer as its own. None is given where
+    less than 1 GiB is left, or the GPU's memory is unknown (0).
+    """
+    args = ("--gpu-memory-utilization", f"{share:.3g}")
+    cache_gb = int(share * gpu_gb - weights_gb - IDLE_GB - _WORK_GB)
+    return (*args, "--kv-cache-memory-bytes", f"{cache_gb}G") if cache_gb > 0 else args
 
 
 @dataclass(frozen=True, slots=True)

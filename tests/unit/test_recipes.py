@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gateway.config.settings import Settings as GatewaySettings
 from scheduler.cluster.file import ClusterFile, check_trainer
 from scheduler.cluster.gateway_file import GatewayFile
-from scheduler.cluster.sharing import IDLE_GB, Need, fit
+from scheduler.cluster.sharing import IDLE_GB, Need, engine_args, fit
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
 from trainer.config.settings import Settings
@@ -95,6 +95,8 @@ def test_the_real_shapes_fit_the_gpus(name: str) -> None:
     if engine:
         shared = fit(GPU, Need(engine * GPU), Need(planned["needed"] / 2**30))
         assert shared.kind == ("in turn" if in_turn else "together"), shared.why
+        # The size of the cache is the plan's: measured at a start, it would depend on what the trainer has then.
+        assert args == engine_args(engine, GPU, weights * 2 / GIB)
     # The pages have what is predicted.
     for page in (RECIPES / name / "README.md", RECIPES / "README.md"):
         assert f"{planned['needed'] / 2**30:.0f} GiB" in page.read_text()

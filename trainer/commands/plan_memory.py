@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from scheduler.cluster.sharing import Fit
 from trainer.config.model import ModelSettings
 from trainer.config.settings import Settings
 from trainer.errors import ConfigError
-from trainer.memory_plan import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict
+from trainer.memory_plan import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict, width
 from trainer.model import pretrained, process_group, shapes
 
 _UNITS = {"GiB": GIB, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -33,6 +34,8 @@ class MemoryPlan:
     changes: tuple[Change, ...]
     engine: Fit | None = None
     """How a rank fits with an engine on its device; None if no engine was named."""
+    engine_args: tuple[str, ...] = ()
+    """The arguments that hold the engine to its part of the device."""
 
     @property
     def fits(self) -> bool | None:
@@ -54,6 +57,7 @@ class MemoryPlan:
             "memory": self.memory,
             "fits": self.fits,
             "engine": None if self.engine is None else asdict(self.engine),
+            "engine_args": self.engine_args,
             "changes": [{"set": each.name, "needed": each.prediction.needed} for each in self.changes],
         }
 
@@ -76,6 +80,7 @@ class MemoryPlan:
         yield f"{'fits' if alone else 'does not fit'} into {self.memory / GIB:.1f} GiB"
         if self.engine is not None:
             yield f"with the engine {self.engine.kind}: {self.engine.why}"
+            yield f"[engine] args = {json.dumps(self.engine_args)}"
         for change in self.changes:
             yield _row(change.name, change.prediction.needed)
         if self.changes and self.changes[-1].prediction.needed > self.memory:
@@ -99,10 +104,12 @@ def plan(
     process_group.check(mesh, count)
     prediction = _predicted(settings, count)
     changes = advise(_predicted, settings, count, memory) if memory is not None else []
-    shared = None
-    if engine is not None and memory is not None:
-        shared = _with_engine(settings, prediction.needed / GIB, memory / GIB, engine / GIB)
-    return MemoryPlan(count, _shapes(settings).weights.all, prediction, memory, tuple(changes), shared)
+    weights = _shapes(settings).weights.all
+    if engine is None or memory is None:
+        return MemoryPlan(count, weights, prediction, memory, tuple(changes))
+    shared = _with_engine(settings, prediction.needed / GIB, memory / GIB, engine / GIB)
+    args = sharing.engine_args(engine / memory, memory / GIB, weights * width(settings) / GIB)
+    return MemoryPlan(count, weights, prediction, memory, tuple(changes), shared, args)
 
 
 def _with_engine(settings: Settings, own_gb: float, device_gb: float, engine_gb: float) -> Fit:

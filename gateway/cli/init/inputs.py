@@ -139,7 +139,8 @@ def project_of(model: Path, source: OwnAgent | Environment, engine: dict[str, st
     config = json.loads((model / "config.json").read_text())
     family, machine = _FAMILIES.get(config.get("model_type", ""), "template"), this_machine()
     context = min(_CONTEXT["gpu" if machine.gpus else "cpu"], _longest(config))
-    return Project(name, model, family, context, source, engine, machine, lora)
+    weights_gib = sum(file.stat().st_size for file in model.glob("*.safetensors")) / 2**30
+    return Project(name, model, family, context, source, engine, machine, lora, weights_gib)
 
 
 def _longest(config: dict[str, Any]) -> int:

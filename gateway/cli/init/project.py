@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli.init.machine import Machine
+from scheduler.cluster.sharing import engine_args
 
 FILE = "run.toml"
 FUNCTION = re.compile(r"[\w./-]+:\w+")
@@ -105,6 +106,8 @@ class Project:
     machine: Machine = field(default_factory=Machine)
     lora: bool = True
     """Train adapters, which engines load next to the model's weights, instead of all weights."""
+    weights_gib: float = 0.0
+    """The size of the model's weights."""
 
 
 def run_toml(project: Project) -> str:
@@ -213,11 +216,11 @@ def _engine(project: Project) -> str:
         lines.append('transport = "lora"                  # each version is an adapter')
         lines.append(f"max_lora_rank = {RANK}                  # [model.lora] rank, or more")
     if project.engine.get("launch") == "vllm":
-        lines += _placement(project.machine)
+        lines += _placement(project.machine, project.weights_gib)
     return "\n".join([*lines, ""])
 
 
-def _placement(machine: Machine) -> list[str]:
+def _placement(machine: Machine, weights_gib: float) -> list[str]:
     """Return the keys that give the engine its part of the machine."""
     if not machine.gpus:
         return [
@@ -229,8 +232,8 @@ def _placement(machine: Machine) -> list[str]:
             'VLLM_CPU_OMP_THREADS_BIND = "nobind"  # the trainer needs cores, too',
         ]
     if machine.gpus == 1:
-        args = f'args = ["--gpu-memory-utilization", "{_SHARE}"]  # of the GPU; the trainer has the rest'
-        return [args, "start_s = 900.0"]
+        args = engine_args(_SHARE, machine.gib, weights_gib)
+        return [f"args = {json.dumps(args)}  # of the GPU; the trainer has the rest", "start_s = 900.0"]
     spread = 2 ** ((machine.gpus - 1).bit_length() - 1)
     gpus = ",".join(str(gpu) for gpu in range(1, 1 + spread))
     return [

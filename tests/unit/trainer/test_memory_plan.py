@@ -290,6 +290,11 @@ def test_the_command_reports_what_to_set(
         False,
         "not at all",
     ) and "not at all: engine" in output
+    code, both, output = invoke("--memory", "80GiB", "--engine", "0.4")
+    assert (code, both["engine"]["kind"]) == (0, "together")
+    # 32 GiB, less 4.5 for context, passes and CUDA graphs, and the weights of a tiny model.
+    assert both["engine_args"] == ["--gpu-memory-utilization", "0.4", "--kv-cache-memory-bytes", "27G"]
+    assert f"[engine] args = {json.dumps(both['engine_args'])}" in output
     code, _, output = invoke(*with_engine[2:])
     assert code == 2 and "--engine needs --memory" in output
     code, _, output = invoke("--memory", "80 apples")

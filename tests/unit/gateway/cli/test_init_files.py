@@ -28,11 +28,15 @@ def test_the_driver_lists_the_gpus(listed: str, visible: str | None, machine: Ma
     assert machine_of(listed, visible) == machine
 
 
+SHARED = ("--gpu-memory-utilization", "0.4", "--kv-cache-memory-bytes", "12G")
+"""Of 80 GiB, with 15 GiB of weights, and 4.5 for what else the engine needs."""
+
+
 @pytest.mark.parametrize(
     ("gpus", "engine"),
     [
         (0, {"args": ("--enforce-eager", "--dtype", "float32"), "tensor_parallel": 1}),
-        (1, {"args": ("--gpu-memory-utilization", "0.4"), "tensor_parallel": 1}),
+        (1, {"args": SHARED, "tensor_parallel": 1}),
         (2, {"env": {"CUDA_VISIBLE_DEVICES": "1"}, "tensor_parallel": 1}),
         (8, {"env": {"CUDA_VISIBLE_DEVICES": "1,2,3,4"}, "tensor_parallel": 4}),
     ],
@@ -42,7 +46,7 @@ def test_each_machine_has_its_parts(gpus: int, engine: dict[str, object], tmp_pa
     vllm = {"launch": "vllm", "python": "python"}
     tasks, held_out = Path("tasks.jsonl"), Path("held-out.jsonl")
     agent = OwnAgent("python a.py", "agent", tasks, held_out)
-    project = Project("m", Path("models/m"), "qwen3", 2048, agent, vllm, machine)
+    project = Project("m", Path("models/m"), "qwen3", 2048, agent, vllm, machine, weights_gib=15.0)
     file = tmp_path / "run.toml"
     file.write_text(run_toml(project))
     gateway, trainer = Settings.load(file), TrainerSettings.load(file)
