@@ -21,7 +21,6 @@ from tests.harness.waiting import until
 from tests.harness.weights import fake_weights, probe_of, write_manifest_of_pieces
 
 KEY = "of-the-weights"
-_PATIENT = {"launch": "external", "max_restarts": 100}
 
 
 class Engine(FakeEngine):

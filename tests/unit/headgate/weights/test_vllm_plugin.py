@@ -1,6 +1,6 @@
 """The plugin's worker against a stand-in for vLLM's interfaces: which rank it is, what it loads and in which order.
 
-Real vLLM on the CPU runs the same with one worker (`tests/acceptance/test_collective.py`); several are only here.
+Real vLLM on the CPU runs the same with one worker (`tests/acceptance/test_updates.py`); several are only here.
 """
 
 from __future__ import annotations
