@@ -160,7 +160,7 @@ def _owned_parts(module: nn.Module) -> Iterator[None]:
     whole = dict(module._parameters)
     for name, weight in whole.items():
         if isinstance(weight, DTensor):
-            module._parameters[name] = weight.to_local()  # type: ignore[assignment]
+            module._parameters[name] = weight.to_local()
     try:
         yield
     finally:

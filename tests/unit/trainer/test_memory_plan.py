@@ -176,7 +176,7 @@ def test_a_rank_gathers_its_own_experts_alone(tmp_path: Path) -> None:
 
 
 def test_offloaded_moments_are_the_hosts_but_those_of_one_tensor(tmp_path: Path) -> None:
-    slim = Shapes(Weights(1000, 0), Weights(100, 0), *[Weights(0, 0)] * 2, 0, 400, 0, 300, 0, 0, 0)
+    slim = Shapes(Weights(1000, 0), Weights(100, 0), Weights(0, 0), Weights(0, 0), 0, 400, 0, 300, 0, 0, 0)
     found = predict(slim, settings_of(tmp_path, optimizer={"offload": "host"}), 1, reference=False)
     assert (found.moment, found.total) == ("step", 8000 + 3200)
     assert found.host == {
@@ -207,8 +207,8 @@ def test_the_reserved_memory_of_a_recipe_is_that_of_a_null_gpu(recipe: str) -> N
 def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_out(tmp_path: Path) -> None:
     def predicted(settings: Settings, ranks: int) -> Any:
         kept = 0 if settings.model.activation_checkpointing else 10_000 * 2**20
-        weights = Weights(2**30, 0)
-        shapes = Shapes(weights, *[Weights(0, 0)] * 3, 0, 0, kept, 0, 0, 0, 0)
+        weights, none = Weights(2**30, 0), Weights(0, 0)
+        shapes = Shapes(weights, none, none, none, 0, 0, kept, 0, 0, 0, 0)
         return predict(shapes, settings, ranks, reference=False)
 
     settings = settings_of(tmp_path, model={"dtype": "bfloat16"})
