@@ -118,7 +118,7 @@ async def run_ways(directory: Path, seeds: Sequence[int], updates: int) -> dict[
     async with serve_teacher(student.directory) as url:
         teacher = await greedy_reward(student.directory / "heldout.jsonl", url)
         console.print(f"the teacher's greedy replies earn {teacher:.3f}")
-        runs = []
+        runs: list[dict[str, Any]] = []
         for seed, way in itertools.product(seeds, WAYS):
             demo = DistillDemo(
                 directory / f"{way}-seed-{seed}",
