@@ -118,6 +118,11 @@ class Ranks:
         return self._settings.tensor
 
     @property
+    def expert(self) -> int:
+        """Ranks that share the experts of a mixture."""
+        return self._settings.expert
+
+    @property
     def model_parallel_size(self) -> int:
         """Neighboring ranks that compute each micro-batch together."""
         return self._settings.context * self._settings.tensor
