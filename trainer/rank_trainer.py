@@ -209,7 +209,11 @@ class RankTrainer(RankState):
     def _expert_loads(self) -> dict[str, float]:
         """Return how evenly the step's tokens went through the experts, if ranks share them. Collective."""
         experts = self._policy.experts
-        return {} if experts is None else expert_parallel.loads(self.ranks.all_gather(experts.counted()))
+        return (
+            {}
+            if experts is None
+            else expert_parallel.balance_metrics(self.ranks.all_gather(experts.pop_counts()))
+        )
 
     def _optimize(self, batch: Batch, minibatches: Sequence[Minibatch]) -> tuple[int, float]:
         """Make one optimizer step for each minibatch of each epoch, until one is not finite; return their number and the last

@@ -140,4 +140,4 @@ class FeedSettings(Section):
     """`[feed]`: leases."""
 
     lease_s: Seconds = 120.0
-    """Seconds without a request of a trainer after which its batch may be leased to another."""
+    """Seconds without a renewal after which a trainer's batch may be leased to another consumer."""

@@ -26,49 +26,51 @@ class EpisodeDeadlines:
         self._settings = settings
         self._times: defaultdict[str, UsualTimes] = defaultdict(UsualTimes)
 
-    def record(self, live: OpenEpisode, now: float) -> None:
+    def record(self, episode: OpenEpisode, now: float) -> None:
         """Record that an episode's run ended regularly."""
-        self._times[live.model].record(live.group_id, now - live.opened_at)
+        self._times[episode.model].record(episode.group_id, now - episode.opened_at)
 
-    def keep(self, live: Collection[OpenEpisode]) -> None:
+    def retain(self, episodes: Collection[OpenEpisode]) -> None:
         """Forget the groups of which no episode is open."""
-        groups = {(one.model, one.group_id) for one in live}
+        groups = {(one.model, one.group_id) for one in episodes}
         for model, times in self._times.items():
-            times.keep({group for of, group in groups if of == model})
+            times.retain({group for group_model, group in groups if group_model == model})
 
-    def missed(self, live: OpenEpisode, now: float) -> str:
-        """Return the reason for which an episode is over, or an empty string. Log the setting that allows more."""
-        if now - live.last_used_at > self._idle_s(live):
+    def missed_deadline(self, episode: OpenEpisode, now: float) -> str:
+        """Return the deadline that an episode missed, or an empty string. Log the setting that allows more."""
+        if now - episode.last_used_at > self._idle_s(episode):
             log.warning(
-                "episode %s is closed: no call for %g s ([episodes] idle_s)", live.id, self._idle_s(live)
+                "episode %s is closed: no call for %g s ([episodes] idle_s)",
+                episode.id,
+                self._idle_s(episode),
             )
             return "idle_deadline"
-        limit, running_s = self._limit(live), now - live.opened_at
+        limit, running_s = self._limit(episode), now - episode.opened_at
         if running_s <= limit.limit_s:
             return ""
         usual = f", and such episodes usually take {limit.usual_s:.0f} s" if limit.usual_s is not None else ""
         log.warning(
             "episode %s is closed: it has run for %.0f s%s; for agents that rightly take longer, set [episodes] total_s",
-            *(live.id, running_s, usual),
+            *(episode.id, running_s, usual),
         )
         return "total_deadline"
 
-    def slow(self, live: Collection[OpenEpisode], model: str, now: float) -> list[SlowEpisode]:
+    def slow(self, episodes: Collection[OpenEpisode], model: str, now: float) -> list[SlowEpisode]:
         """Return a model's training episodes that have used up half of their time, the next to be closed first."""
         found = []
-        for one in live:
+        for one in episodes:
             limit, running_s = self._limit(one), now - one.opened_at
             if one.model == model and one.mode == "train" and running_s > limit.limit_s / 2:
                 found.append(SlowEpisode(one.id, one.group_id, running_s, limit.usual_s, limit.limit_s))
         return sorted(found, key=lambda one: one.limit_s - one.running_s)
 
-    def _limit(self, live: OpenEpisode) -> EpisodeLimit:
+    def _limit(self, episode: OpenEpisode) -> EpisodeLimit:
         if (total := self._settings.episodes.total_s) is not None:
             return EpisodeLimit(total, None)
-        return self._times[live.model].limit(live.group_id)
+        return self._times[episode.model].limit(episode.group_id)
 
-    def _idle_s(self, live: OpenEpisode) -> float:
-        agent = self._settings.agents.get(live.agent) if live.opening else None
+    def _idle_s(self, episode: OpenEpisode) -> float:
+        agent = self._settings.agents.get(episode.agent) if episode.opening else None
         return (agent and agent.idle_s) or self._settings.episodes.idle_s
 
 
@@ -78,18 +80,18 @@ class GroupDeadlines:
     def __init__(self, settings: Settings, ledgers: Mapping[str, StoredLedger]) -> None:
         self._settings = settings
         self._ledgers = ledgers
-        self._lonely: dict[tuple[str, str], float] = {}
+        self._without_member: dict[tuple[str, str], float] = {}
         """Groups (with their model) without a running member, and since when."""
         self._stuck: dict[str, tuple[tuple[str, ...], float]] = {}
         """The groups that each model's leased batch waits for, and since when."""
 
     async def sweep(self, now: float, running: Collection[tuple[str, str]]) -> None:
         """End what is overdue. `running`: the groups, with their model, that have a training member that runs or is graded."""
-        await self._close_lonely(now, running)
+        await self._close_memberless(now, running)
         for model in self._ledgers:
             await self._unstick(model, now)
 
-    async def _close_lonely(self, now: float, running: Collection[tuple[str, str]]) -> None:
+    async def _close_memberless(self, now: float, running: Collection[tuple[str, str]]) -> None:
         """Close groups that wait for members which never come, for example because their driver died."""
         waiting = {
             (model, group.group_id)
@@ -97,8 +99,8 @@ class GroupDeadlines:
             for group in ledger.rule.groups()
             if group.state == "reserved" and (model, group.group_id) not in running
         }
-        self._lonely = {key: self._lonely.get(key, now) for key in waiting}
-        for (model, group_id), since in self._lonely.items():
+        self._without_member = {key: self._without_member.get(key, now) for key in waiting}
+        for (model, group_id), since in self._without_member.items():
             if now - since > self._settings.episodes.idle_s:
                 await self._ledgers[model].apply(CloseGroup(group_id, "members_missing"))
 

@@ -295,9 +295,9 @@ class Episodes(LedgerListener):
         for live in list(self._live.values()):
             if live.calls:
                 live.touch()
-            if live.id in self._live and (reason := self._deadlines.missed(live, now)):
+            if live.id in self._live and (reason := self._deadlines.missed_deadline(live, now)):
                 await self._overrun(live, reason)
-        self._deadlines.keep(self._live.values())
+        self._deadlines.retain(self._live.values())
         unfinished = [*self._live.values(), *self._closing.unclosed.values()]
         running = {(live.model, live.group_id) for live in unfinished if live.mode == "train"}
         await self._group_deadlines.sweep(now, running)

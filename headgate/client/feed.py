@@ -280,7 +280,7 @@ class Batch:
         self._end(self._feed.request("ack", call))
 
     def nack(self, reason: str) -> None:
-        """Give the batch back untrained: the next lease is of the same batch."""
+        """Give the batch back untrained: the next lease is of the same batch, unless a later version was published."""
         call = partial(self._feed.client.nack, self._lease, reason, self._feed.model)
         self._end(self._feed.request("give back", call))
 

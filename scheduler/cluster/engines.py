@@ -1,7 +1,7 @@
 """The engines of a cluster: one supervised process for each placement.
 
-Owns their processes and the tasks that supervise them. An engine whose placement is gone, or is on another node, is stopped; one
-that has used up its restarts stays stopped until its placement is gone.
+Owns their processes and the tasks that supervise them. An engine whose placement no longer exists, or is on another node, is
+stopped; one that has used up its restarts stays stopped as long as its placement exists.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class ClusterEngines:
         `train`: where ranks are or may be; an engine there reserves nothing, since the two take turns.
         """
         wanted = {one.name: one for one in placements}
-        superfluous = [
+        to_stop = [
             name
             for name, engine in self._engines.items()
             if name not in wanted or engine.placement.node.discovered.id != wanted[name].node.discovered.id
         ]
-        for name in superfluous:
-            await ended(self._engines.pop(name).task)
+        for name in to_stop:
+            await cancelled(self._engines.pop(name).task)
         for name, placement in wanted.items():
             if name not in self._engines:
                 process = self._process(placement, any(rank.node == placement.node for rank in train))
@@ -78,10 +78,10 @@ class ClusterEngines:
         if self._engines and not self.alive():
             raise GivenUp("all engines failed permanently; see their logs")
 
-    async def end(self) -> None:
+    async def stop_all(self) -> None:
         """Stop all engines."""
         engines, self._engines = list(self._engines.values()), {}
-        await asyncio.gather(*(ended(engine.task) for engine in engines))
+        await asyncio.gather(*(cancelled(engine.task) for engine in engines))
 
     def alive(self) -> list[str]:
         """Return the names of the engines that have not failed permanently."""
@@ -138,7 +138,7 @@ class ClusterEngines:
         )
 
 
-async def ended(task: asyncio.Task[None]) -> None:
+async def cancelled(task: asyncio.Task[None]) -> None:
     """Cancel a task, and wait for its end."""
     task.cancel()
     await asyncio.wait({task})

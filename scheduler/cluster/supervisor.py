@@ -22,7 +22,7 @@ from headgate.processes.slow import SILENT_S, reported
 from headgate.processes.supervised import Budget, Child, Report, SupervisedProcess
 from scheduler.cluster import preflight, sharing
 from scheduler.cluster.autoscaler import Autoscaler
-from scheduler.cluster.engines import ClusterEngines, ended
+from scheduler.cluster.engines import ClusterEngines, cancelled
 from scheduler.cluster.errors import ClusterError, Unsatisfied
 from scheduler.cluster.file import ClusterFile, check_trainer, memory_of
 from scheduler.cluster.gateway_file import GatewayFile
@@ -136,7 +136,7 @@ class Supervisor:
             registry = await stack.enter_async_context(
                 Registry(self.gateway, self._report, self._file.unlent)
             )
-            stack.push_async_callback(self._engines.end)
+            stack.push_async_callback(self._engines.stop_all)
             if await registry.responds():
                 raise ClusterError(f"another server listens at {self.gateway.admin_url}")
             gateway = self._supervise(stack, self._gateway(registry))
@@ -161,7 +161,7 @@ class Supervisor:
 
     def _task(self, stack: AsyncExitStack, work: object, name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
-        stack.push_async_callback(ended, task)
+        stack.push_async_callback(cancelled, task)
         return task
 
     def _supervise(self, stack: AsyncExitStack, process: SupervisedProcess[Any]) -> asyncio.Task[None]:

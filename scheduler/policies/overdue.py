@@ -54,12 +54,15 @@ class UsualTimes:
         self._newest.append(seconds)
         self._longest[group] = max(seconds, self._longest.get(group, 0.0))
 
-    def keep(self, groups: Collection[str]) -> None:
+    def retain(self, groups: Collection[str]) -> None:
         """Forget all groups but these."""
         self._longest = {group: s for group, s in self._longest.items() if group in groups}
 
     def limit(self, group: str) -> EpisodeLimit:
-        """Return the limit of a group's episodes: `FACTOR` times the longest of the group and the median of the newest ones."""
+        """Return the limit of a group's episodes.
+
+        It is `FACTOR` times the larger of the group's longest time and the median of the newest ones.
+        """
         if not self._newest:
             return EpisodeLimit(FIRST_S, None)
         usual = max(median(self._newest), self._longest.get(group, 0.0))

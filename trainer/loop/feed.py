@@ -1,6 +1,6 @@
 """The gateway as the loop uses it: the lease of the batch that is trained, and requests that wait for an unavailable gateway.
 
-Owns the lease. Invariants: a batch is requested only under its newest lease; if a restarted gateway forgot the lease, the same
+Owns the lease. Invariants: a batch is requested only under its newest lease; if the lease has lapsed, the same
 batch is leased again and the cursor continues, so that no group is received twice and none is missed.
 """
 
@@ -206,7 +206,7 @@ class Feed:
         return await self._request("lease", request, retry=(409, 425, 429))
 
     async def _leased(self, step: str, call: Callable[[Lease], Awaitable[T]]) -> T:
-        """Make a request with the lease, and once more with a new lease of the same batch: a restarted gateway forgets leases."""
+        """Make a request with the lease, and once more with a new lease of the same batch if that one has lapsed."""
         lease = self.current_lease
         try:
             return await self._request(step, lambda: call(lease))

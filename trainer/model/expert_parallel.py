@@ -54,20 +54,20 @@ class Experts:
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self._group)
         sizes = sent.tolist(), received.tolist()
-        rows = self._exchanged(hidden[order // chosen.shape[-1]], *sizes)
-        owned = self._exchanged(experts[order] % self._owned, *sizes)
+        rows = self._exchange(hidden[order // chosen.shape[-1]], *sizes)
+        owned = self._exchange(experts[order] % self._owned, *sizes)
         if torch.is_grad_enabled():
             self._count(number, owned)
-        computed = self._computed(self.modules[number], forward, rows, owned)
-        parts = self._exchanged(computed, *reversed(sizes))[order.argsort()]
+        computed = self._run_experts(self.modules[number], forward, rows, owned)
+        parts = self._exchange(computed, *reversed(sizes))[order.argsort()]
         total = (parts * weights.reshape(-1, 1)).view(*chosen.shape, hidden.shape[-1]).sum(1)
         return total.to(hidden.dtype)
 
-    def _exchanged(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         found: Tensor = _Exchange.apply(rows, sent, received, self._group)
         return found
 
-    def _computed(
+    def _run_experts(
         self, module: nn.Module, forward: Callable[..., Tensor], rows: Tensor, owned: Tensor
     ) -> Tensor:
         """Return what the owned experts make of the rows that were received, each for one expert."""
@@ -82,7 +82,7 @@ class Experts:
         before = self._counts.get(number)
         self._counts[number] = count if before is None else before + count
 
-    def counted(self) -> tuple[int, list[list[int]]]:
+    def pop_counts(self) -> tuple[int, list[list[int]]]:
         """Return the first expert that this rank owns, and the tokens since the last call by layer and owned expert."""
         none = [0] * self._owned
         layers = range(len(self.modules))
@@ -119,8 +119,8 @@ def sharded_dimension(weight: Tensor) -> Shard:
     return Shard(weight.ndim - 1)
 
 
-def loads(counted: Sequence[tuple[int, list[list[int]]]]) -> dict[str, float]:
-    """Return the metrics of a step from what all ranks counted; none if no token was."""
+def balance_metrics(counted: Sequence[tuple[int, list[list[int]]]]) -> dict[str, float]:
+    """Return the metrics of a step from what all ranks counted; empty if no token was routed."""
     layers = len(counted[0][1])
     total: list[dict[int, int]] = [{} for _ in range(layers)]
     owners: list[dict[int, int]] = [{} for _ in range(layers)]

@@ -23,7 +23,7 @@ from trainer.config.parallel import ParallelSettings
 from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.model import loading, pretrained
-from trainer.model.expert_parallel import loads, modules_of
+from trainer.model.expert_parallel import balance_metrics, modules_of
 from trainer.model.process_group import check
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
@@ -193,8 +193,8 @@ def test_ranks_that_share_experts_publish_the_checkpoint_that_they_read(model: P
 
 def test_loads_are_of_the_most_uneven_layer() -> None:
     counted = [(0, [[5, 5], [1, 7]]), (2, [[6, 4], [1, 0]]), (0, [[0, 0], [0, 1]])]
-    assert loads(counted) == {"busiest_expert_share": 8 / 10, "busiest_expert_rank_share": 9 / 10}
-    assert loads([(0, [[0, 0], [0, 0]])]) == {}, "no micro-batch was computed"
+    assert balance_metrics(counted) == {"busiest_expert_share": 8 / 10, "busiest_expert_rank_share": 9 / 10}
+    assert balance_metrics([(0, [[0, 0], [0, 0]])]) == {}, "no micro-batch was computed"
 
 
 @pytest.mark.parametrize(

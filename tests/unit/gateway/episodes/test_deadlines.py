@@ -31,9 +31,9 @@ def test_the_last_member_of_a_group_is_closed_after_ten_times_the_others_time_an
     assert deadlines.slow([late], "m", 600.0) == []
     (slow,) = deadlines.slow([late], "m", 601.0)
     assert (slow.episode_id, slow.usual_s, slow.limit_s) == ("late", 120.0, 1200.0)
-    assert deadlines.missed(late, 1200.0) == ""
+    assert deadlines.missed_deadline(late, 1200.0) == ""
     with caplog.at_level(logging.WARNING):
-        assert deadlines.missed(late, 1201.0) == "total_deadline"
+        assert deadlines.missed_deadline(late, 1201.0) == "total_deadline"
     assert (
         "such episodes usually take 120 s; for agents that rightly take longer, set [episodes] total_s"
         in caplog.text
@@ -42,12 +42,12 @@ def test_the_last_member_of_a_group_is_closed_after_ten_times_the_others_time_an
 
 def test_agents_that_are_slow_by_nature_are_not_closed_after_an_hour_once_one_of_them_has_ended() -> None:
     deadlines, other = deadlines_of(), member("other", "another group")
-    assert deadlines.missed(other, 3601.0) == "total_deadline"
+    assert deadlines.missed_deadline(other, 3601.0) == "total_deadline"
     deadlines.record(member("first"), 3500.0)
-    assert deadlines.missed(other, 5 * 3600.0) == ""
+    assert deadlines.missed_deadline(other, 5 * 3600.0) == ""
 
 
 def test_a_set_limit_holds_whatever_is_usual() -> None:
     deadlines = deadlines_of(total_s=50.0)
     deadlines.record(member("first"), 3500.0)
-    assert [deadlines.missed(member("e"), at) for at in (50.0, 51.0)] == ["", "total_deadline"]
+    assert [deadlines.missed_deadline(member("e"), at) for at in (50.0, 51.0)] == ["", "total_deadline"]

@@ -165,7 +165,7 @@ async def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
     yield make
     for cluster in made:
-        await cluster.supervisor._engines.end()
+        await cluster.supervisor._engines.stop_all()
 
 
 async def test_the_remaining_processes_continue_and_a_missing_node_is_reported_once(

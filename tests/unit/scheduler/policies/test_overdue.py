@@ -30,5 +30,5 @@ def test_no_limit_is_shorter_than_a_multiple_of_any_member_of_the_group_or_of_ha
     assert limit.limit_s >= FACTOR * max(own, default=0.0)
     assert sum(FACTOR * seconds <= limit.limit_s for seconds in newest) * 2 >= len(newest)
     assert limit.limit_s <= max(LEAST_S, FACTOR * max(newest + own))
-    times.keep(["other"])
+    times.retain(["other"])
     assert times.limit("g") == times.limit("a new group")
