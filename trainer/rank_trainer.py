@@ -28,7 +28,7 @@ from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer, even, lay_out
 from trainer.data.routes import RouteSupport
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.model import device, optim, parallel, probe
+from trainer.model import compiled, device, optim, parallel, probe
 from trainer.model.parallel import Ranks
 from trainer.rank_rpc import on_all_ranks
 from trainer.rank_state import RankState
@@ -188,6 +188,7 @@ class RankTrainer(RankState):
             "lr": lr,
             "step": float(self.steps),
             "skipped_steps": float(self.skipped),
+            "compiled_graphs": float(compiled.graphs()),
             **self._merged_share(),
             **device.peaks(self.device),
         }

@@ -67,7 +67,8 @@ def install(model: Any, exchange: Exchange | None = None) -> Holder:
 
     With an exchange, a pass receives only this rank's run of the tokens. A pass raises NotBySpans if the model requires more.
     """
-    AttentionInterface.register(NAME, _attention)
+    # Compiled layers call it between their graphs: it depends on a forest's values, and compiles its own kernel.
+    AttentionInterface.register(NAME, torch.compiler.disable(_attention))
     AttentionMaskInterface.register(NAME, _window_mask)
     holder = Holder(exchange)
     for module in model.modules():

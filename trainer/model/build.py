@@ -14,9 +14,11 @@ from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.model import (
     activations,
+    compiled,
     loading,
     parallel,
     pretrained,
+    recurrent,
     rope,
     router_replay,
     start_check,
@@ -70,7 +72,10 @@ def trained(
         )
     stored: pretrained.Dtype = "float32" if wanted.lora is None else wanted.dtype
     mixed = wanted.dtype != "float32"
-    checked = _empty(wanted, ranks, stored, torch.float32 if mixed else None, vision_inputs)
+    separate = mixed or wanted.lora is not None
+    checked = _empty(
+        wanted, ranks, stored, torch.float32 if mixed else None, vision_inputs, compiling=not separate
+    )
     loading.fill(checked.model, wanted.path, ranks.device, ranks)
     vision.freeze(checked.model, wanted.vision)  # what is read in the place of a weight is trained
     if wanted.lora is not None:
@@ -78,7 +83,7 @@ def trained(
     start_check.check(checked, wanted.max_model_len)
     if checked.replay is not None:
         start_check.check_replay(checked)
-    if not mixed and wanted.lora is None:
+    if not separate:
         return checked
     compute = pretrained.DTYPES[wanted.dtype] if mixed else None
     policy = _empty(wanted, ranks, stored, compute, vision_inputs, adapted=True)
@@ -107,8 +112,9 @@ def _empty(
     vision_inputs: VisionInputs | None,
     *,
     adapted: bool = False,
+    compiling: bool = True,
 ) -> Policy:
-    """Return a policy without its weights, spread over the ranks."""
+    """Return a policy without its weights, spread over the ranks. `compiling`: compile its layers, if that is wanted."""
     model, adapters = loading.empty(wanted.path, pretrained.DTYPES[dtype]), None
     rope.pin(model, wanted.max_model_len)
     vision.freeze(model, wanted.vision)
@@ -121,6 +127,10 @@ def _empty(
         adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
     replay = router_replay.RouterReplay(model) if wanted.router_replay else None
     policy = Policy(model, wanted.attention, ranks.context_exchange, adapters, vision_inputs, replay)
+    if wanted.compile:
+        compiled.check(wanted, ranks.tensor, has_states=bool(recurrent.layers_of(model)))
+    if wanted.compile and compiling:
+        compiled.compile_layers(policy.layers)
     keep = activations.on_host if wanted.activation_offload else nullcontext
     contexts = noop_context_fn if replay is None else replay.contexts
     activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep, contexts)

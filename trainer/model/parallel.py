@@ -98,6 +98,11 @@ class Ranks:
                     module.set_reduce_scatter_unused_params(True)
 
     @property
+    def tensor(self) -> int:
+        """Ranks that divide each matrix."""
+        return self._settings.tensor
+
+    @property
     def model_parallel_size(self) -> int:
         """Neighboring ranks that compute each micro-batch together."""
         return self._settings.context * self._settings.tensor

@@ -11,6 +11,7 @@ Owns the file under `[run] dir`; a resumed run appends to it. It has a line for 
 - `excluded_share`: the share of the episodes that ended since the step before and failed. `excluded/REASON`: their numbers.
   Rewards are of the other episodes.
 - `skipped_steps`: the newest steps in a row that were skipped, because their loss or gradient was not finite.
+- `compiled_graphs`: the graphs that the process has compiled so far; a number that grows in every step costs more than it saves.
 - `memory_peak_gib`, `memory_reserved_gib`: on a GPU, the peak of rank 0's tensors, and of its allocator.
 
 An evaluation has a line with its `version`, the `step`, and figures named `eval/...` (`trainer.evaluation.figures`);

@@ -1,0 +1,53 @@
+"""Decoder layers compiled by torch: norms, rotary positions, activations and their gradients in a few kernels each.
+
+Attention stays outside of the graphs, as `trainer.model.attention` disables the compiler for it, and has a kernel of its own.
+Layers of one kind share their graphs, of which there is one for each part of a layer between calls and kind of pass (with and
+without gradients); the number of tokens is a variable of theirs. Owns no state. Invariant: a pass that is not within
+`Policy.at_work`, such as the model's own in the start check, is not compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from trainer.config.model import ModelSettings
+from trainer.errors import ConfigError
+
+
+def check(settings: ModelSettings, tensor: int, *, has_states: bool) -> None:
+    """Raise ConfigError if the layers cannot be compiled. `has_states`: some have a state (`trainer.model.recurrent`)."""
+    if settings.attention != "spans":
+        why = 'attention = "rows" computes each row by the model\'s own attention, which is not compiled'
+    elif settings.router_replay:
+        why = "router_replay = true replaces a call within the routers, which a graph does not see"
+    elif tensor > 1:
+        why = f"[parallel] tensor = {tensor} divides matrices in a way that is not compiled"
+    elif has_states:
+        why = "layers of this model have a state, and compute a row in pieces, each of another length"
+    else:
+        return
+    raise ConfigError(f"[model] compile = true: {why}; set it to false")
+
+
+def compile_layers(layers: Sequence[nn.Module], backend: Any = "inductor") -> None:
+    """Compile the passes of layers; before they are checkpointed and sharded, which both stay outside of the graphs."""
+    for layer in layers:
+        graph = torch.compile(layer.forward, dynamic=True, backend=backend)
+        layer.forward = partial(_pass, layer, layer.forward, graph)
+
+
+def _pass(
+    layer: Any, forward: Callable[..., Any], graph: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
+    return (forward if layer.spans.forest is None else graph)(*arguments, **named)
+
+
+def graphs() -> int:
+    """Return the number of graphs that this process has compiled so far, attention's included."""
+    return int(counters["stats"]["unique_graphs"])
