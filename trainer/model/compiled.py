@@ -19,9 +19,6 @@ from torch._dynamo.utils import counters
 from trainer.config.model import ModelSettings
 from trainer.errors import ConfigError
 
-_MOST = 16
-"""Graphs for each part of a layer, after which torch computes it uncompiled: kinds of layers, with and without gradients."""
-
 
 def check(settings: ModelSettings, tensor: int, expert: int, *, has_states: bool) -> None:
     """Raise ConfigError if the layers cannot be compiled. `has_states`: some have a state (`trainer.model.recurrent`)."""
@@ -43,7 +40,7 @@ def check(settings: ModelSettings, tensor: int, expert: int, *, has_states: bool
 def compile_layers(layers: Sequence[nn.Module], backend: Any = "inductor") -> None:
     """Compile the passes of layers; before they are checkpointed and sharded, which both stay outside of the graphs."""
     for layer in layers:
-        graph = torch.compile(layer.forward, dynamic=True, backend=backend, recompile_limit=_MOST)
+        graph = torch.compile(layer.forward, dynamic=True, backend=backend)
         layer.forward = partial(_pass, layer, layer.forward, graph)
 
 
