@@ -52,7 +52,7 @@ def forks() -> ForkServerContext:
 def start_server() -> None:
     """Start the server of forked programs, if it does not run; it imports what they need while this process continues."""
     forks()
-    forkserver.ensure_running()
+    forkserver._forkserver.ensure_running()  # type: ignore[attr-defined]  # which `share_server` replaces
 
 
 def share_server() -> None:

@@ -429,11 +429,11 @@ async def refused(gateway: RunningGateway, status: int, code: str | None, **body
 
 @pytest.mark.parametrize(
     ("path", "version", "code"),
-    [("{tmp}/none", 1, "no_manifest"), ("/dev/null", 1, "no_manifest"), ("{tmp}/v1", 9, None)],
+    [("{tmp}/none", 1, "no_manifest"), ("/dev/null", 1, "no_manifest"), ("{tmp}/v1", 9, "bad_manifest")],
     ids=["no folder", "no directory", "another version"],
 )
 async def test_a_version_that_cannot_be_read_is_refused(
-    gateway: RunningGateway, sound: Path, tmp_path: Path, path: str, version: int, code: str | None
+    gateway: RunningGateway, sound: Path, tmp_path: Path, path: str, version: int, code: str
 ) -> None:
     await refused(gateway, 422, code, version=version, path=path.format(tmp=tmp_path))
 

@@ -147,8 +147,8 @@ async def test_a_group_whose_last_members_never_come_is_closed(tiny_model: Path,
         await gateway.chat(headers, max_tokens=2)
         await gateway.admin.reward(episode, 1.0)
         overdue = gateway.services.episodes._group_deadlines
-        await until(lambda: overdue._lonely != {}, "it is seen that none of its members runs")
-        overdue._lonely = {key: since - 2 * HOUR_S for key, since in overdue._lonely.items()}
+        await until(lambda: overdue._without_member != {}, "it is seen that none of its members runs")
+        overdue._without_member = {key: since - 2 * HOUR_S for key, since in overdue._without_member.items()}
         lease = await gateway.admin.lease("trainer")
         got = await gateway.admin.leased_groups(lease, wait_s=60)
         assert [group.group_id for group in got.groups] == ["g"]

@@ -188,11 +188,11 @@ async def test_a_group_whose_member_is_graded_is_not_forsaken(tiny_model: Path, 
         await gateway.admin.close_episode(episode)
         episodes = gateway.services.episodes
         await episodes.sweep()
-        assert not episodes._group_deadlines._lonely
+        assert not episodes._group_deadlines._without_member
         gate.touch()
         await gateway.admin.close_episode(episode, wait_s=LONG_S)
         await episodes.sweep()
-        assert list(episodes._group_deadlines._lonely) == [("demo", "g")]
+        assert list(episodes._group_deadlines._without_member) == [("demo", "g")]
 
 
 async def test_a_call_that_runs_when_its_episode_is_closed_is_stopped(

@@ -75,8 +75,8 @@ async def test_a_lonely_group_is_closed_whatever_runs_elsewhere_under_its_name(
         other, headers = await gateway.open("task", model=model, mode=mode, group_id="g", group_size=2)
         call = asyncio.create_task(gateway.chat(headers, model=model))
         deadlines = gateway.services.episodes._group_deadlines
-        await until(lambda: ("actor", "g") in deadlines._lonely, "the group is lonely")
-        deadlines._lonely["actor", "g"] -= 2 * HOUR_S
+        await until(lambda: ("actor", "g") in deadlines._without_member, "the group is lonely")
+        deadlines._without_member["actor", "g"] -= 2 * HOUR_S
         lease = await gateway.admin.lease("trainer", model="actor")
         got = await gateway.admin.leased_groups(lease, wait_s=60, model="actor")
         assert [group.group_id for group in got.groups] == ["g"] and got.complete

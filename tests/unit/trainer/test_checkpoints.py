@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -258,7 +259,9 @@ def test_two_ranks_agree_on_a_full_disk_and_leave_nothing(tiny_model: Path, tmp_
     settings = settings_of(tiny_model, tmp_path, {})
     (tmp_path / "checkpoints").mkdir()
     first, second = on_ranks(2, fills_up, settings)
-    assert first == second and len(first) == 2
+    free = r"[\d.]+ GB are free"  # each rank looks at a moment of its own
+    assert [re.sub(free, "", one) for one in first] == [re.sub(free, "", one) for one in second]
+    assert len(first) == 2
     for message in first:
         assert "\n" not in message and "v000000 cannot be written: the disk of" in message
     assert list((tmp_path / "checkpoints").iterdir()) == []

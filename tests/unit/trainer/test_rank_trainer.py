@@ -161,7 +161,7 @@ def test_a_checkpoint_of_another_format_is_refused(settings: Settings) -> None:
     trainer = RankTrainer.open(settings)
     state = trainer.save_checkpoint() / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 2}))
-    with pytest.raises(CheckpointError, match="v000000: format 2, this build reads 3"):
+    with pytest.raises(CheckpointError, match="v000000: format 2, this build reads 4"):
         RankTrainer.open(settings)
 
 
