@@ -37,6 +37,8 @@ def query_names(dependant: Dependant) -> list[str]:
 
 def check_query(request: Request, known: Collection[str] = ()) -> None:
     """Raise BadRequest for the first query parameter that is not known."""
+    if not request.scope["query_string"]:
+        return
     for name in request.query_params:
         if name not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no query parameters"

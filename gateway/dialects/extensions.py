@@ -30,6 +30,8 @@ class EngineFields(Body):
     @property
     def content_form(self) -> ContentForm | None:
         """The form that they request. Raise BadRequest."""
+        if self.model_fields_set.isdisjoint(_FORMS):
+            return None
         return of_vllm({name: getattr(self, name) for name in _FORMS})
 
 
@@ -67,6 +69,8 @@ class ThinkingFields(Body):
 
     def effort_and_thinking(self, effort: Effort | None) -> tuple[Effort | None, bool | None]:
         """Return the effort, and whether to think. `effort`: OpenAI's own field. Raise BadRequest if two fields disagree."""
+        if self.model_fields_set.isdisjoint(_THINKING):
+            return effort, None
         variables = _variables(self.chat_template_kwargs or {})
         efforts = {
             "reasoning_effort": effort,
@@ -81,6 +85,9 @@ class ThinkingFields(Body):
             "chat_template_kwargs.thinking": variables.get("thinking"),
         }
         return _agreed(efforts), _agreed(switches)
+
+
+_THINKING = frozenset(ThinkingFields.model_fields)
 
 
 def _variables(given: dict[str, Any]) -> dict[str, Any]:

@@ -206,8 +206,8 @@ Unsupported = dict[str, tuple[tuple[Any, ...], str]]
 
 def drop_unsupported(values: dict[str, Any], parameters: Unsupported, where: str = "") -> None:
     """Remove such parameters from a body where they have no effect. Raise BadRequest where they have one."""
-    for name, (neutral, instead) in parameters.items():
-        value = values.pop(name, None)
+    for name in sorted(parameters.keys() & values.keys()):
+        (neutral, instead), value = parameters[name], values.pop(name)
         if isinstance(value, dict):
             value = {key: inner for key, inner in value.items() if inner is not None}
         if value is not None and value not in neutral:
