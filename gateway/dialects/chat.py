@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -70,20 +69,22 @@ class SamplingRequest(EngineFields):
     stop: Stop | list[Stop] | None = Field(None)
     user: str | None = None
 
-    def generation_request(self, api: str, recorded: dict[str, Any]) -> GenerationRequest:
-        """Return what both APIs have in common. Raise BadRequest for `stream_options` without `stream`."""
+    def generation_request(self, api: str, recorded: dict[str, Any], **own: Any) -> GenerationRequest:
+        """Return a request with what both APIs have in common, and with fields of one's `own`.
+
+        Raise BadRequest for `stream_options` without `stream`.
+        """
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
         return GenerationRequest(
             api,
             self.model,
-            [],
+            own.pop("messages", []),
             n=self.n or 1,
             stream=bool(self.stream),
             temperature=self.temperature,
             top_p=self.top_p,
             seed=self.seed,
-            max_tokens=self.max_tokens,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
@@ -95,6 +96,7 @@ class SamplingRequest(EngineFields):
             repetition_penalty=self.repetition_penalty or 1.0,
             logit_bias=self.logit_bias or {},
             recorded=recorded,
+            **own,
         )
 
 
@@ -162,8 +164,9 @@ def _generation_request(request: ChatRequest, values: dict[str, Any]) -> Generat
     choice, form = tool_choice(request.tool_choice, tools), request.content_form
     check_choice(form, choice)
     recorded = {name: value for name, value in values.items() if name not in ("messages", "tools")}
-    return replace(
-        request.generation_request("chat", recorded),
+    return request.generation_request(
+        "chat",
+        recorded,
         messages=request.messages,
         tools=tools,
         tool_choice=choice,

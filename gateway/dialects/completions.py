@@ -7,7 +7,6 @@ text here). So a prompt and its reply, sent back together, go on where that repl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -56,8 +55,9 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
             "a prompt's are not known: leave out `logprobs`, or put the prompt before the reply yourself"
         )
         raise unsupported("echo", "echo with log-probabilities", instead)
-    generation = replace(
-        request.generation_request("completions", {k: v for k, v in values.items() if k != "prompt"}),
+    generation = request.generation_request(
+        "completions",
+        {k: v for k, v in values.items() if k != "prompt"},
         prompts=prompts,
         max_tokens=request.max_tokens or _MAX_TOKENS,
         form=request.content_form,

@@ -30,6 +30,8 @@ def used(api: str, requested: Sampling) -> Sampling:
 
 def _vllm(requested: Sampling) -> Sampling:
     """Return what `SamplingParams.__post_init__` of vLLM 0.32 makes of the parameters."""
+    if requested.temperature >= _VLLM_LEAST and requested.seed != _VLLM_NO_SEED:
+        return requested
     seed = None if requested.seed == _VLLM_NO_SEED else requested.seed
     if requested.temperature == 0.0:
         return replace(_greedy(requested), seed=seed)
