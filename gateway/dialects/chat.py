@@ -69,7 +69,9 @@ class SamplingRequest(EngineFields):
     stop: Stop | list[Stop] | None = Field(None)
     user: str | None = None
 
-    def generation_request(self, api: str, recorded: dict[str, Any], **own: Any) -> GenerationRequest:
+    def generation_request(
+        self, api: str, messages: list[Any], recorded: dict[str, Any], **own: Any
+    ) -> GenerationRequest:
         """Return a request with what both APIs have in common, and with fields of one's `own`.
 
         Raise BadRequest for `stream_options` without `stream`.
@@ -79,7 +81,7 @@ class SamplingRequest(EngineFields):
         return GenerationRequest(
             api,
             self.model,
-            own.pop("messages", []),
+            messages,
             n=self.n or 1,
             stream=bool(self.stream),
             temperature=self.temperature,
@@ -166,8 +168,8 @@ def _generation_request(request: ChatRequest, values: dict[str, Any]) -> Generat
     recorded = {name: value for name, value in values.items() if name not in ("messages", "tools")}
     return request.generation_request(
         "chat",
+        request.messages,
         recorded,
-        messages=request.messages,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,

@@ -57,6 +57,7 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
         raise unsupported("echo", "echo with log-probabilities", instead)
     generation = request.generation_request(
         "completions",
+        [],
         {k: v for k, v in values.items() if k != "prompt"},
         prompts=prompts,
         max_tokens=request.max_tokens or _MAX_TOKENS,
