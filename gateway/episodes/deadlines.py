@@ -59,8 +59,10 @@ class EpisodeDeadlines:
         """Return a model's training episodes that have used up half of their time, the next to be closed first."""
         found = []
         for one in episodes:
+            if one.model != model or one.mode != "train":
+                continue
             limit, running_s = self._limit(one), now - one.opened_at
-            if one.model == model and one.mode == "train" and running_s > limit.limit_s / 2:
+            if running_s > limit.limit_s / 2:
                 found.append(SlowEpisode(one.id, one.group_id, running_s, limit.usual_s, limit.limit_s))
         return sorted(found, key=lambda one: one.limit_s - one.running_s)
 

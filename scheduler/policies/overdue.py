@@ -46,12 +46,15 @@ class UsualTimes:
 
     def __init__(self) -> None:
         self._newest: deque[float] = deque(maxlen=_NEWEST)
+        self._median: float | None = None
+        """Of the newest times; kept, because each sweep compares every open episode with it. None: there are none."""
         self._longest: dict[str, float] = {}
         """The longest of each group that still runs."""
 
     def record(self, group: str, seconds: float) -> None:
         """Add an episode that ended regularly."""
         self._newest.append(seconds)
+        self._median = median(self._newest)
         self._longest[group] = max(seconds, self._longest.get(group, 0.0))
 
     def retain(self, groups: Collection[str]) -> None:
@@ -63,7 +66,7 @@ class UsualTimes:
 
         It is `FACTOR` times the larger of the group's longest time and the median of the newest ones.
         """
-        if not self._newest:
+        if self._median is None:
             return EpisodeLimit(FIRST_S, None)
-        usual = max(median(self._newest), self._longest.get(group, 0.0))
+        usual = max(self._median, self._longest.get(group, 0.0))
         return EpisodeLimit(max(LEAST_S, FACTOR * usual), usual)
