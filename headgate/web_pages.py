@@ -13,6 +13,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from headgate.errors import BadRequest, Forbidden
@@ -106,6 +107,7 @@ def _place(scheme: str, authority: str) -> str:
     return authority.removesuffix(f":{_DEFAULT_PORTS.get(scheme.partition('://')[0], '')}")
 
 
+@lru_cache(64)  # a client sends one name with every request
 def _is_loopback(name: str) -> bool:
     """Return whether a name means this machine, whatever DNS returns. `0.0.0.0` is what many servers print as their address."""
     if name == "localhost" or name.endswith(".localhost"):
