@@ -41,7 +41,7 @@ from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.api.middleware.web_guard import WebGuard, own_names
 from gateway.api.scope import Release
-from gateway.api.v1 import chat, completions, images, messages, models, responses
+from gateway.api.v1 import chat, completions, feedback, images, messages, models, responses
 from gateway.config.settings import ConfigError, Settings
 from gateway.episodes.callers import agent_keys
 from gateway.services import open_services
@@ -99,7 +99,7 @@ def _routes() -> list[BaseRoute]:
     """Return the routes of every application, made once: at their first request FastAPI works out what each takes, which is
     slow."""
     routes = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY)
-    for module in (chat, completions, responses, messages, models):
+    for module in (chat, completions, responses, messages, models, feedback):
         routes.include_router(module.router)
     # A list of episodes comes before one episode: `histogram` is not an id.
     for module in (

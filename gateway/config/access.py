@@ -58,11 +58,21 @@ class AgentSettings(Section):
     """Concurrently open episodes that its calls opened; further ones are refused with 429."""
     max_wait_s: float = Field(5.0, ge=0, le=86_400)
     """How long a call of `train` waits for a slot within the staleness bound, before it is refused with 429."""
+    live: bool = False
+    """True: people use the agent all day. A conversation without a slot is not refused, and one that is too old for its batch
+    is not stopped: both go on as evaluation."""
+    share: float = Field(1.0, gt=0, le=1)
+    """The share of conversations that may be trained, drawn at random; the others are evaluation."""
+    consent: Literal["assumed", "required"] = "assumed"
+    """`required`: only conversations are trained whose first call agrees (`X-Headgate-Train: yes`). A call that disagrees
+    (`no`) always makes its conversation evaluation."""
 
     @model_validator(mode="after")
     def _groups_are_trained(self) -> Self:
         if (self.mode == "train") != (self.group_size is not None):
             raise ValueError("`group_size` is for mode = 'train', and needed there")
+        if self.mode != "train" and (self.live or self.share < 1 or self.consent == "required"):
+            raise ValueError("`live`, `share` and `consent` are for mode = 'train'")
         return self
 
 

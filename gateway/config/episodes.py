@@ -65,6 +65,9 @@ class GraderSettings(Section):
     """The key of the episode's metadata that has the text to compare with."""
     each_turn: bool = False
     """Score every turn by `criteria`, not only the last one; each call's part is the reward of that call."""
+    next_turn: bool = False
+    """Show the judge what followed the reply: the user's next message, or the results of tools. A turn that nothing followed is
+    not scored, and an episode without any other is not trained (`not_judged`)."""
     max_tokens: int = Field(1024, ge=1, le=2**20)
     """Tokens of a judge's reply."""
     weight: float = Field(1.0, ge=-1e6, le=1e6, allow_inf_nan=False)
@@ -89,14 +92,16 @@ class GraderSettings(Section):
     def _has_one_form(self) -> Self:
         if sum(given is not None for given in (self.function, self.url, self.judge)) != 1:
             raise ValueError("a grader needs one of `function`, `url` and `judge`")
-        if self.judge is None and (self.criteria or self.reference_key or self.each_turn):
-            raise ValueError("`criteria`, `reference_key` and `each_turn` are for a `judge`")
+        if self.judge is None and (self.criteria or self.reference_key or self.each_turn or self.next_turn):
+            raise ValueError("`criteria`, `reference_key`, `each_turn` and `next_turn` are for a `judge`")
         if self.judge is not None and not (self.criteria or self.reference_key):
             raise ValueError(
                 "a `judge` needs `criteria` to score by, or a `reference_key` of the text to compare with"
             )
-        if self.each_turn and self.reference_key:
-            raise ValueError("`each_turn` is for `criteria`, not for a comparison by `reference_key`")
+        if (self.each_turn or self.next_turn) and self.reference_key:
+            raise ValueError(
+                "`each_turn` and `next_turn` are for `criteria`, not for a comparison by `reference_key`"
+            )
         return self
 
 

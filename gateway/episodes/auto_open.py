@@ -13,15 +13,17 @@ the outcome of earlier identical calls, in this order:
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.config import AgentSettings
 from gateway.config.settings import Settings
-from gateway.episodes.conversations import opening
+from gateway.episodes.conversations import messages_before_reply
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation.completion import Completion
@@ -39,6 +41,21 @@ _OWED_S = 60.0
 """The time within which a refused call may come back."""
 _Request = tuple[str, str]
 """An agent, and the name of its request."""
+NO_CONSENT, NOT_DRAWN, NO_SLOT = "no_consent", "not_drawn", "no_slot"
+"""Notices of conversations of a training agent that are evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an episode is opened for: a call of an agent."""
+
+    sent: RequestKey | None
+    """Identifies the request and its retries; None: it has none."""
+    trains: bool
+    """True if the call is to the agent's own model."""
+    consent: bool | None = None
+    """Whether the caller agrees to training; None: the request does not state it."""
+    notice: str = ""
 
 
 class AutoOpen:
@@ -93,20 +110,19 @@ class AutoOpen:
         self,
         agent: str,
         messages: Sequence[dict[str, Any]],
-        sent: RequestKey | None,
-        notice: str,
-        *,
-        trains: bool,
+        opening: Opening,
     ) -> OpenEpisode:
-        """Open an episode for a call; `trains`: the call is to the agent's own model.
+        """Open an episode for a call.
 
-        Raise Busy if the agent has too many episodes, or if there is no slot for a training episode in time.
+        Raise Busy if the agent has too many episodes, or, unless it is `live`, if there is no slot for a training episode in
+        time.
         """
+        sent = opening.sent
         place = agent, sent.name if sent is not None else secrets.token_hex(16)
         done = asyncio.get_running_loop().create_future()
         self._underway.setdefault(place, set()).add(done)
         try:
-            return await self._open(place, messages, notice, trains=trains)
+            return await self._open(place, messages, opening)
         except Busy:
             self._owe(place)
             raise
@@ -134,10 +150,10 @@ class AutoOpen:
             self._owe((agent, sent.name))
 
     async def _open(
-        self, place: _Request, messages: Sequence[dict[str, Any]], notice: str, *, trains: bool
+        self, place: _Request, messages: Sequence[dict[str, Any]], opening: Opening
     ) -> OpenEpisode:
         agent, request = place
-        begins = opening(messages)
+        begins = messages_before_reply(messages)
         task = (await offload(begins, lambda: digests(begins, [])[-1])).hex()
         given, model = self._settings.agents[agent], self._settings.model_of(agent)
         underway = sum(len(some) for (name, _), some in self._underway.items() if name == agent)
@@ -146,8 +162,16 @@ class AutoOpen:
                 f"the agent {agent!r} has {given.max_episodes} episodes open ([agents.{agent}] max_episodes)"
             )
             raise Busy(message, retry_after=jittered(2.0), code="too_many_episodes")
-        if trains and given.mode == "train":
-            return await self._join(place, task, given, model, notice)
+        notice = opening.notice
+        if opening.trains and given.mode == "train":
+            untrained = _refusal_to_train(given, opening.consent)
+            try:
+                if not untrained:
+                    return await self._join(place, task, given, model, notice)
+            except Busy as error:
+                if not given.live or error.code != NO_SLOT:
+                    raise
+            notice = untrained or NO_SLOT
         episode_request = EpisodeRequest(
             task, None, 1, "eval", model, agent=agent, opening=request, notice=notice
         )
@@ -160,7 +184,7 @@ class AutoOpen:
         """Open a member of the task's group that is not full yet, or of a new one."""
         agent, request = place
         assert given.group_size is not None
-        until = time.monotonic() + given.max_wait_s
+        until = time.monotonic() + (0.0 if given.live else given.max_wait_s)
         prefix = f"{agent}-{task}-"
         number = await self._group(prefix, model, given.group_size)
         while True:
@@ -207,6 +231,13 @@ class AutoOpen:
         if len(times) > 1:
             self._owed[place] = times[1:]
         return bool(times)
+
+
+def _refusal_to_train(given: AgentSettings, consent: bool | None) -> str:
+    """Return the notice of a conversation that must not be trained; empty if it may be."""
+    if consent is False or (consent is None and given.consent == "required"):
+        return NO_CONSENT
+    return "" if random.random() < given.share else NOT_DRAWN
 
 
 def _lost_its_client(live: OpenEpisode) -> bool:

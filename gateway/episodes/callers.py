@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from gateway.config.settings import Settings
-from gateway.episodes.auto_open import AutoOpen
+from gateway.episodes.auto_open import NO_CONSENT, AutoOpen, Opening
 from gateway.episodes.conversations import UNKNOWN, Conversations
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.open_episode import OpenEpisode
@@ -65,6 +65,7 @@ class AgentCalls(Protocol):
         tools: Sequence[dict[str, Any]],
         sent: RequestKey | None = None,
         model: str = "",
+        consent: bool | None = None,
     ) -> OpenEpisode: ...
 
     async def standalone(self, caller: Caller) -> OpenEpisode: ...
@@ -136,17 +137,19 @@ class Callers:
         tools: Sequence[dict[str, Any]],
         sent: RequestKey | None = None,
         model: str = "",
+        consent: bool | None = None,
     ) -> OpenEpisode:
         """Return the episode of a conversation under an agent's key; open one if there is none.
 
-        `sent`: identifies the request and its retries, in any episode. `model`: the requested model, if not the caller's. Raise
-        what `AutoOpen.open` raises.
+        `sent`: identifies the request and its retries, in any episode. `model`: the requested model, if not the caller's.
+        `consent`: whether the caller agrees to training, if the request states it. Raise what `AutoOpen.open` raises.
         """
+        opening = Opening(sent, trains=model in ("", caller.model), consent=consent)
         # One at a time: the second request finds the episode that the first one opens
         if sent is not None and sent.exact:
             async with self._locks.setdefault((caller.agent, sent.name), asyncio.Lock()):
-                return await self._found_or_opened(caller, messages, tools, sent, model)
-        return await self._found_or_opened(caller, messages, tools, sent, model)
+                return await self._found_or_opened(caller, messages, tools, opening)
+        return await self._found_or_opened(caller, messages, tools, opening)
 
     async def still_open(self, episode: OpenEpisode, attempt: int) -> OpenEpisode:
         """Return the episode again. Raise Conflict if its run is over, or the attempt is; 0: any attempt."""
@@ -157,7 +160,7 @@ class Callers:
 
     async def standalone(self, caller: Caller) -> OpenEpisode:
         """Open an episode of its own, which is not trained, for a call under an agent's key to an upstream model."""
-        return await self._auto_open.open(caller.agent, [], None, "", trains=False)
+        return await self._auto_open.open(caller.agent, [], Opening(None, trains=False))
 
     async def failed(self, episode: OpenEpisode) -> None:
         """Close the episode that was opened for a refused call only."""
@@ -172,12 +175,11 @@ class Callers:
         caller: Caller,
         messages: Sequence[Message],
         tools: Sequence[dict[str, Any]],
-        sent: RequestKey | None,
-        model: str,
+        opening: Opening,
     ) -> OpenEpisode:
         notice = ""
-        if sent is not None and sent.retry:
-            episode, notice = await self._auto_open.retried(caller.agent, sent)
+        if opening.sent is not None and opening.sent.retry:
+            episode, notice = await self._auto_open.retried(caller.agent, opening.sent)
             if episode is not None:
                 episode.touch()
                 return episode
@@ -185,11 +187,14 @@ class Callers:
         found = [live for live in self._episodes.of_agent(caller.agent) if live.id in match.episodes]
         if len(found) == 1:
             found[0].continue_conversation()
+            if opening.consent is False:
+                await self._episodes.leave_untrained(found[0], NO_CONSENT)
             return found[0]
         if match.episodes and not found:  # all matching episodes are being closed
             match = UNKNOWN
-        trains = model in ("", caller.model)
-        return await self._auto_open.open(caller.agent, messages, sent, match.notice or notice, trains=trains)
+        return await self._auto_open.open(
+            caller.agent, messages, replace(opening, notice=match.notice or notice)
+        )
 
 
 def agent_keys(settings: Settings) -> Keyring[str]:

@@ -31,6 +31,8 @@ from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 
 log = logging.getLogger(__name__)
 
+NOT_JUDGED = "not_judged"
+"""The reason of episodes about which no grader has an opinion."""
 _PAUSE_S = 1.0
 """Seconds before failed work is repeated, if the failure names no time."""
 
@@ -213,7 +215,12 @@ class Closing:
             if grade.calls:  # before the end is stored: to grade again after a crash replaces them
                 await self._database.submit(lambda c: turns.set_rewards(c, live.id, grade.calls))
                 live.call_rewards |= grade.calls
-            outcome = live.rewarded(grade.reward - sum(grade.calls.values()), grade.components)
+            if grade.reward is None and not live.has_reward:
+                return Outcome(NOT_JUDGED, {})
+            earned = (grade.reward or 0.0) - sum(grade.calls.values())
+            outcome = live.rewarded(
+                (live.posted or 0.0) if grade.reward is None else earned, grade.components
+            )
             if not (refusal := self._rewards.refusal(outcome.values["reward"])):
                 return outcome
             failure = f"the sum of the grade and of the rewards posted on calls: {refusal}"

@@ -64,7 +64,7 @@ class Conversations:
         return UNKNOWN
 
 
-def opening(messages: Sequence[Message]) -> Sequence[Message]:
+def messages_before_reply(messages: Sequence[Message]) -> Sequence[Message]:
     """Return the messages before the first reply."""
     return messages[: next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))]
 

@@ -21,6 +21,7 @@ from gateway.episodes.admission import Admission
 from gateway.episodes.closing import Closing
 from gateway.episodes.closing_state import Outcome
 from gateway.episodes.deadlines import EpisodeDeadlines, GroupDeadlines
+from gateway.episodes.demotion import Demotion
 from gateway.episodes.episode_rows import check_same, new_episode, new_row, stored_episode
 from gateway.episodes.open_episode import CALLS, OpenEpisode, closed, crashed, graded
 from gateway.episodes.worth import RewardOutcome, reward_outcome
@@ -65,6 +66,7 @@ class Episodes(LedgerListener):
         self._admission = Admission(database, ledgers, engine_version)
         self._peers = peers or NoPeers()
         self._closing = Closing(database, ledgers, recorders, grading, self._peers, settings.rewards)
+        self._demotion = Demotion(settings, database, ledgers)
         self._deadlines = EpisodeDeadlines(settings)
         self._group_deadlines = GroupDeadlines(settings, ledgers)
         self._quota = EpisodeQuota(settings)
@@ -384,12 +386,16 @@ class Episodes(LedgerListener):
         self._forget(live)
         await self._closing.end(live, outcome)
 
+    async def leave_untrained(self, live: OpenEpisode, reason: str) -> None:
+        """Let the run of an open training episode go on as evaluation. Do nothing for other episodes."""
+        await self._demotion.demote(live, reason)
+
     def episode_aborted(self, episode_id: str, reason: str) -> None:
-        """End an episode whose group the ledger has given up."""
+        """End an episode whose group the ledger has given up; a conversation of a live agent goes on as evaluation."""
         live = self._live.get(episode_id) or self._closing.unclosed.get(episode_id)
         if live is None:
             self._admission.abort(episode_id, reason)
-        else:
+        elif not self._demotion.demote_aborted(live, reason):
             self._forget(live)
             self._closing.abort(live, reason)
 

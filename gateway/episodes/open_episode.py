@@ -85,6 +85,10 @@ class OpenEpisode:
         self.continued = True
         self.touch()
 
+    def leave_training(self) -> None:
+        """Go on as an evaluation episode."""
+        self.mode = "eval"
+
     def adopt(self, earlier: OpenEpisode) -> None:
         """Take over what this process has of the episode from the time when it followed another coordinator."""
         self.calls, self.last_used_at = earlier.calls, max(self.last_used_at, earlier.last_used_at)

@@ -24,6 +24,7 @@ class GradedTurn(TypedDict):
     call_id: str
     prompt_text: str
     text: str
+    next_text: str
 
 
 class GradedEpisode(TypedDict):
@@ -51,8 +52,8 @@ class GradingFailed(Exception):
 class Score:
     """The judgment of a grader about an episode."""
 
-    reward: float
-    """The whole, what single calls earned included."""
+    reward: float | None
+    """The whole, what single calls earned included. None: the grader has no opinion about the episode."""
     calls: dict[str, float] = field(default_factory=dict)
     """The part of it that single calls earned, by their ids."""
 
@@ -81,10 +82,21 @@ class Grader(Protocol):
 
 
 def score_of(value: Any) -> Score:
-    """Return a number, or an object with `reward` and perhaps `calls`, as a score. Raise ValueError."""
+    """Return a number, or an object with `reward` (None: no opinion) and perhaps `calls`, as a score. Raise ValueError.
+
+    None alone is refused: it is what a function gives that forgets to return. Without a reward there are no rewards of calls,
+    which would be parts of nothing.
+    """
+    if value is None:
+        raise ValueError('a number, not None; with no opinion, return {"reward": None}')
     if not isinstance(value, dict):
         return Score(number(value))
     calls = value.get("calls") or {}
     if "reward" not in value or not isinstance(calls, dict):
         raise ValueError('no object with "reward", and numbers by call in "calls"')
-    return Score(number(value["reward"]), {str(call): number(earned) for call, earned in calls.items()})
+    earned = {str(call): number(reward) for call, reward in calls.items() if reward is not None}
+    if value["reward"] is not None:
+        return Score(number(value["reward"]), earned)
+    if earned:
+        raise ValueError('"calls" has rewards, and "reward" is null: it is the sum that they are parts of')
+    return Score(None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from gateway.grading.base import GradedCall, GradedEpisode, GradedTurn
@@ -37,7 +39,7 @@ def _described(
         and call["finish_reason"] != ABANDONED
         and tree.nodes[call["node"]].mask_reason != CRASHED_ATTEMPT
     ]
-    own_turns = [_turn(renderer, tree, call) for call in own]
+    own_turns = _turns(renderer, tree, own)
     return {
         "episode_id": row["id"],
         "task_id": row["task_id"],
@@ -60,14 +62,26 @@ def _call(call: CallRecord) -> GradedCall:
     }
 
 
-def _turn(renderer: ChatRenderer, tree: TokenTree, call: CallRecord) -> GradedTurn:
+def _turns(renderer: ChatRenderer, tree: TokenTree, calls: list[CallRecord]) -> list[GradedTurn]:
+    paths = [_path(tree, call) for call in calls]
+    turns: list[GradedTurn] = []
+    for n, (call, path) in enumerate(zip(calls, paths, strict=True)):
+        prompt, ids = call["prompt_tokens"], path[call["prompt_tokens"] :].tolist()
+        following = (
+            later[len(path) : after["prompt_tokens"]]
+            for after, later in zip(calls[n + 1 :], paths[n + 1 :], strict=True)
+            if after["prompt_tokens"] > len(path) and np.array_equal(later[: len(path)], path)
+        )
+        turns.append({
+            "call_id": call["id"],
+            "prompt_text": renderer.decode(path[:prompt].tolist()),
+            "text": renderer.decode(ids[:-1] if ids and ids[-1] in renderer.marks.stop else ids),
+            "next_text": renderer.decode(next(following, path[:0]).tolist()),
+        })  # fmt: skip
+    return turns
+
+
+def _path(tree: TokenTree, call: CallRecord) -> NDArray[np.int32]:
+    """Return the tokens of a call's prompt and reply."""
     node = tree.nodes[call["node"]]
-    ids, prompt = node.ids.tolist(), call["prompt_tokens"]
-    path = tree.path(TreePosition(node.index, len(ids), prompt + len(ids)))
-    if ids and ids[-1] in renderer.marks.stop:
-        ids = ids[:-1]
-    return {
-        "call_id": call["id"],
-        "prompt_text": renderer.decode(path[:prompt].tolist()),
-        "text": renderer.decode(ids),
-    }
+    return tree.path(TreePosition(node.index, len(node.ids), call["prompt_tokens"] + len(node.ids)))

@@ -1,7 +1,7 @@
 """All graders of the configuration, with their retries.
 
 Owns the graders. Invariant: a grade has the scores of all of the model's graders, or there is none: a partial sum would be
-wrong.
+wrong. A grader without an opinion (None) adds nothing to the sum; if none has one, there is no reward.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _READS = 8
 class Grade:
     """The weighted sum, and each grader's score."""
 
-    reward: float
-    """The whole, `calls` included."""
+    reward: float | None
+    """The whole, `calls` included. None: no grader has an opinion."""
     components: dict[str, float]
     calls: dict[str, float] = field(default_factory=dict)
     """The weighted sums of what single calls earned."""
@@ -111,11 +111,13 @@ class Grading:
         return self._sum(found)
 
     def _sum(self, scores: Mapping[str, Score]) -> Grade:
-        components = {name: score.reward for name, score in scores.items()}
+        components = {name: score.reward for name, score in scores.items() if score.reward is not None}
+        if not components:
+            return Grade(None, {})
         total, calls = 0.0, Counter[str]()
         for name, score in scores.items():
             weight = self._settings[name].weight
-            total += weight * score.reward
+            total += weight * (score.reward or 0.0)
             for call, earned in score.calls.items():
                 calls[call] += weight * earned  # type: ignore[assignment]
         if refusal := self._rewards.refusal(total):
@@ -139,7 +141,7 @@ class Grading:
 
     def _check(self, score: Score, episode: GradedEpisode) -> None:
         """Raise GradingFailed for rewards out of bounds, and for rewards of calls that the episode does not have."""
-        for reward in (score.reward, *score.calls.values()):
+        for reward in () if score.reward is None else (score.reward, *score.calls.values()):
             if refusal := self._rewards.refusal(reward):
                 raise GradingFailed(refusal)
         if score.calls and (strange := score.calls.keys() - {call["call_id"] for call in episode["calls"]}):
@@ -174,7 +176,9 @@ def _url(name: str, settings: GraderSettings, gateway: OwnGateway) -> Grader:
 def _rubric(name: str, settings: GraderSettings, gateway: OwnGateway) -> Grader:
     from gateway.grading.rubric import RubricGrader
 
-    return RubricGrader(_judge(name, settings, gateway), settings.criteria, settings.each_turn)
+    return RubricGrader(
+        _judge(name, settings, gateway), settings.criteria, settings.each_turn, settings.next_turn
+    )
 
 
 def _pairwise(name: str, settings: GraderSettings, gateway: OwnGateway) -> Grader:

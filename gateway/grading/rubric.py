@@ -1,7 +1,8 @@
 """A rubric: a judge scores the last reply of an episode, or each of its turns, by criteria in words.
 
 The reward is the mean of the scores, from 0 to 1. With `each_turn` every turn is scored, and its call's reward is its part of
-the mean: the sum stays between 0 and 1 however many turns there are.
+the mean: the sum stays between 0 and 1 however many turns there are. With `next_turn` the judge also sees what followed a reply,
+and turns that nothing followed are not scored.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ You grade one reply of an assistant. What stands between the marks is material t
 <reply>
 {reply}
 </reply>
-
+{following}
 Criteria:
 {criteria}
 
@@ -33,18 +34,33 @@ Write one line for each criterion and nothing else: its number, a colon, and a s
 """
 
 
-class RubricGrader:
-    """`criteria` by name; `each_turn`: every turn is scored, not the last alone."""
+_FOLLOWING = """\
+What came next, from the user or from tools; judge the reply by it:
+<next>
+{text}
+</next>
+"""
 
-    def __init__(self, judge: Judge, criteria: Mapping[str, str], each_turn: bool) -> None:
+
+class RubricGrader:
+    """`criteria` by name; `each_turn`: every turn is scored, not the last alone; `next_turn`: by what followed it."""
+
+    def __init__(
+        self, judge: Judge, criteria: Mapping[str, str], each_turn: bool, next_turn: bool = False
+    ) -> None:
+        self._next_turn = next_turn
         self._judge = judge
         self._criteria = [f"{number}: {text}" for number, text in enumerate(criteria.values(), 1)]
         self._each_turn = each_turn
 
     async def grade(self, episode: GradedEpisode) -> Score:
-        turns = episode["turns"] if self._each_turn else episode["turns"][-1:]
-        if not turns:
+        if not episode["turns"]:
             raise GradingFailed("the episode has no turn to judge", final=True)
+        turns = [turn for turn in episode["turns"] if turn["next_text"] or not self._next_turn]
+        if not self._each_turn:
+            turns = turns[-1:]
+        if not turns:
+            return Score(None)
         scores = await asyncio.gather(*(self._score(episode, turn) for turn in turns))
         parts = [score / len(turns) for score in scores]
         if not self._each_turn:
@@ -59,6 +75,7 @@ class RubricGrader:
         question = _QUESTION.format(
             conversation=turn["prompt_text"][-CHARACTERS:],
             reply=turn["text"],
+            following=_FOLLOWING.format(text=turn["next_text"][:CHARACTERS]) if self._next_turn else "",
             criteria="\n".join(self._criteria),
         )
         return await self._judge.judge(episode, question, self._read)

@@ -13,6 +13,8 @@ _ENDS = ("trained", "skipped", "dropped")
 """The final decisions about a whole group."""
 
 _BECAUSE = {
+    "no_consent": "its caller does not agree to training (X-Headgate-Train, [agents] consent)",
+    "not_drawn": "it was not drawn for training ([agents] share)",
     "no_slot": "no slot was free within the staleness bound",
     "size_differs": "its group was begun with another group_size",
     "group_full": "all members of its group had joined",
@@ -31,6 +33,7 @@ _BECAUSE = {
     "members_missing": "the rest of the group's episodes was not opened in time",
     "idle_deadline": "no request of it arrived for too long ([episodes] idle_s)",
     "total_deadline": "it ran far longer than such episodes usually do ([episodes] total_s allows more)",
+    "not_judged": "no grader has an opinion about it, and no reward was posted",
     "grading_failed": "its reward could not be computed",
     "agent_failed": "its agent ended without a reward",
     "tool_failed": "a tool of its agent was down",

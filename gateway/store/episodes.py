@@ -79,6 +79,16 @@ def begin_grading(connection: Connection, episode_id: str) -> None:
         _insert_event(connection, "grading", row, {})
 
 
+def leave_training(connection: Connection, episode_id: str, notice: str) -> None:
+    """Make an open training episode an evaluation; `notice`: why."""
+    before = connection.execute(select(*COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
+    if before is None or before["state"] != "open":
+        return
+    values = {"mode": "eval", "notice": notice}
+    connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(**values))
+    tallies.changed(connection, [dict(before)], [{**before, **values}])
+
+
 def close_episode(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
     """Close an episode now: state, reason and, with a final reward, reward and components."""
     if (row := _end(connection, episode_id, {**values, "closed_at": NOW})) is not None:

@@ -244,6 +244,11 @@ def has_call(connection: Connection, episode_id: str, call_id: str) -> bool:
     return connection.scalar(select(CallRow.id).where(*where)) is not None
 
 
+def episode_of_call(connection: Connection, call_id: str) -> str | None:
+    """Return the episode of a recorded call."""
+    return connection.scalar(select(CallRow.episode_id).where(CallRow.id == call_id))
+
+
 def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
     """Return the rewards that were posted on calls of episodes that are not closed: by episode, by call."""
     query = (

@@ -93,3 +93,9 @@ def gated(episode: Episode) -> float:
     while "gate" in given and not Path(given["gate"]).exists():
         time.sleep(0.01)
     return given.get("value", 1.0)
+
+
+def thanked(episode: Episode) -> dict[str, float | None]:
+    """Reward the thanks of a user; have no opinion if nobody has replied to the model."""
+    answers = [turn["next_text"] for turn in episode["turns"] if turn["next_text"]]
+    return {"reward": float(any("thanks" in answer for answer in answers)) if answers else None}

@@ -91,6 +91,14 @@ async def test_a_rubric_rewards_each_turn_and_its_own_calls_are_recorded_and_nev
             assert not await nodes_of(gateway, row["id"])
 
 
+async def test_a_rubric_of_the_next_turn_leaves_out_the_last_one(tiny_model: Path, tmp_path: Path) -> None:
+    options = {"criteria": {"kind": "It is kind."}, "each_turn": True, "next_turn": True}
+    async with judged(tiny_model, tmp_path, lambda _question: "1: 5", **options) as (gateway, questions):
+        _, fate = await close(gateway, {}, turns=2)
+        assert (fate["reason"], fate["reward"], len(questions)) == ("rewarded", 0.5, 1)
+        assert "and?" in questions[0].partition("<next>")[2]
+
+
 @pytest.mark.parametrize(
     ("reply_of", "reward"),
     [

@@ -22,6 +22,7 @@ from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, Message
 from gateway.engines.process import api_of
 from gateway.engines.used import used
+from gateway.episodes.consent import consent_of
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation import span_attributes
 from gateway.generation.call import Call
@@ -101,7 +102,8 @@ async def _episode(
         episode = await gateway.callers.still_open(caller.episode, caller.attempt)
     else:
         messages = parsed.messages or await offload_read(body, lambda: _as_messages(parsed.prompts))
-        episode = await gateway.agents.episode(caller, messages, parsed.tools, key, model.name)
+        consent = consent_of(admission.headers, parsed.recorded)
+        episode = await gateway.agents.episode(caller, messages, parsed.tools, key, model.name, consent)
     admission.call.found(episode, model.name)
     return episode
 

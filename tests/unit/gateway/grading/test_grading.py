@@ -61,6 +61,13 @@ async def test_the_reward_is_the_weighted_sum() -> None:
     assert grade.components == {"right": 0.5, "long": 3.0}
 
 
+async def test_a_grader_without_an_opinion_adds_nothing() -> None:
+    grade = await graded_by({"one": Scripted(Score(None)), "two": Scripted(0.5)}).grade("e", "actor")
+    assert (grade.reward, grade.components) == (0.5, {"two": 0.5})
+    none = await graded_by({"one": Scripted(Score(None))}).grade("e", "actor")
+    assert none.reward is None
+
+
 async def test_what_calls_earned_is_weighted_and_summed_and_calls_must_be_the_episodes_own() -> None:
     turns, last = Score(3.0, {"c1": 1.0, "c2": 0.5}), Score(1.0, {"c2": 1.0})
     grade = await graded_by({"turns": Scripted(turns), "last": Scripted(last)}, turns={"weight": 0.5}).grade(
@@ -163,7 +170,7 @@ async def test_a_function_that_cannot_be_imported_is_refused_at_the_start() -> N
         ({"g": {"judge": "actor", "criteria": {"a": "b"}}}, "'actor' is not a model with train = false"),
         ({"g": {"judge": "none", "reference_key": "b"}}, "'none' is not a model with train = false"),
         ({"g": {"judge": "judge"}}, "needs `criteria` to score by, or a `reference_key`"),
-        ({"g": {"judge": "judge", "reference_key": "b", "each_turn": True}}, "`each_turn` is for `criteria`"),
+        ({"g": {"judge": "judge", "reference_key": "b", "each_turn": True}}, "are for `criteria`, not"),
         ({"g": {"url": "http://x", "criteria": {"a": "b"}}}, "are for a `judge`"),
     ],
 )

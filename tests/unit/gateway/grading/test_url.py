@@ -73,7 +73,6 @@ async def test_the_episode_is_posted_and_the_reward_is_served(server: tuple[Serv
         (200, "[1]", False),
         (200, '{"score": 1}', False),
         (200, '{"reward": "1"}', False),
-        (200, '{"reward": null}', False),
         (200, '{"reward": NaN}', False),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import ConfigError, Settings
-from gateway.episodes.conversations import chosen, ends, opening
+from gateway.episodes.conversations import chosen, ends, messages_before_reply
 from gateway.store.episodes import RecordedReply, opened_by, opener
 from gateway.trajectories.conversation import tool_call_id
 
@@ -36,9 +36,9 @@ def test_a_match_ends_in_a_reply_and_the_longest_is_looked_for_first() -> None:
 
 
 def test_a_task_is_the_messages_before_the_first_reply() -> None:
-    assert opening([USER, USER, REPLY, USER]) == [USER, USER]
-    assert opening([USER]) == [USER]
-    assert opening([REPLY, USER]) == []
+    assert messages_before_reply([USER, USER, REPLY, USER]) == [USER, USER]
+    assert messages_before_reply([USER]) == [USER]
+    assert messages_before_reply([REPLY, USER]) == []
 
 
 def test_one_episode_is_meant_however_often_it_replied_so() -> None:
