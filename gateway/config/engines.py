@@ -143,8 +143,9 @@ class UpdateSettings(Section):
     waits that needs it (`[routing]`). `rolling`: one engine after the other."""
     pause_timeout_s: Seconds = 30.0
     """Seconds that an engine may take to pause and give its requests back."""
-    load_s: Seconds = 120.0
-    """Seconds that an engine may take to load a version."""
+    load_s: Seconds | None = None
+    """Seconds that an engine may take to load a version. By default 120, and 10 for each GB of the weights: what a disk or
+    a network of 100 MB/s needs, so that a load that misses the deadline is stuck and not slow."""
     probe: bool = True
     """Each version needs a probe, and each engine passes it before it serves the version. False is for engines that do not
     compute from the weights (`launch = "fake"`): nothing then shows what they sample with."""

@@ -94,7 +94,10 @@ class ControlHost:
         self.models = models
         self._check_coordinator = check_coordinator
         self._peers = peers
-        described = {name: program_settings(settings, name) for name in models}
+        described = {
+            name: program_settings(settings, name, _weight_bytes(settings.models[name].path))
+            for name in models
+        }
         whole = {"models": described, "lending": settings.lending.model_dump()}
         self.program = ControlProgram(whole)
         path = settings.control.recording
@@ -333,6 +336,11 @@ class ControlHost:
             reactor.step_result,
             StepResult(command.engine, command.step, command.version, ok, detail, pinned, excused),
         )
+
+
+def _weight_bytes(folder: Path | None) -> int:
+    """Return the bytes of a model's weights on this disk; 0 if they are elsewhere."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder is not None else 0
 
 
 def _report_lost(path: Path, error: OSError) -> None:

@@ -6,9 +6,13 @@ from typing import Any
 
 from gateway.config.settings import Settings
 
+_LOAD_S = 120.0
+_SLOWEST = 1e8
+"""Bytes/s of the slowest disk or network for which the default deadline of a load is enough."""
 
-def program_settings(settings: Settings, model: str) -> dict[str, Any]:
-    """Return the control program's settings for a model."""
+
+def program_settings(settings: Settings, model: str, weight_bytes: int) -> dict[str, Any]:
+    """Return the control program's settings for a model, whose weights have `weight_bytes`."""
     engine, update = settings.engine_of(model), settings.update
     trained = settings.models[model].train
     return {
@@ -25,7 +29,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
             "mode": "adapter" if engine.transport == "lora" else update.mode,
             "order": update.order,
             "hold_s": update.pause_timeout_s,
-            "load_s": update.load_s,
+            "load_s": _LOAD_S + weight_bytes / _SLOWEST if update.load_s is None else update.load_s,
         },
         "placement": placement_settings(settings),
     }
