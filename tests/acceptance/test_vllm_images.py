@@ -29,7 +29,8 @@ from trainer.loop.training_loop import TrainingLoop
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock, Metrics
 
-pytestmark = pytest.mark.vllm
+# An engine of its own starts for it, of which the other tests need none.
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 STUB = Path(__file__).parents[1] / "harness" / "torchvision_stub"
 LIMITS = ["--limit-mm-per-prompt", '{"image": 8, "video": 0}']

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from bench.engine import EngineSettings
 from bench.load import Connection, RequestFailed, Shape, connect, events_of
 from bench.model import save_model
@@ -81,6 +83,7 @@ async def cost_s(target: ChatTarget, child: Child, load: Load) -> float:
 LOADS = {"plain": Load(Shape(8, 8, False), 150, 3.1), "streamed": Load(Shape(8, 64, True), 50, 3.7)}
 
 
+@pytest.mark.long
 async def test_the_cost_of_a_request_is_bounded_by_that_of_a_pass_through(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
     prompts, kind = Prompts.load(tmp_path / "model"), ChatKind(reply=EngineSettings().reply)

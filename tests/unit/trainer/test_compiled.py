@@ -53,7 +53,7 @@ def passes(policy: Policy, micro: MicroBatch) -> list[Tensor]:
         pytest.param("qwen3_moe", "inductor", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("checkpointed", [0, 1])
+@pytest.mark.parametrize("checkpointed", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_compiled_layers_compute_the_same_and_no_size_of_a_batch_is_compiled_again(
     name: str, backend: str, checkpointed: int
 ) -> None:
