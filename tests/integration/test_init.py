@@ -176,6 +176,18 @@ def test_a_grader_is_one_of_the_gateways(tiny_model: Path, project: Path, reward
     assert (written["graders"]["reward"][key], written["rollout"]["reward"]) == (reward, "grader")
 
 
+def test_an_agent_in_daily_use_has_a_lasting_key_and_no_rollout(tiny_model: Path, project: Path) -> None:
+    result = init("--model", str(tiny_model), "--live", "--reward", "rewards:satisfied")
+    assert result.exit_code == 0, result.output
+    settings = Settings.load(project / "run.toml")
+    agent = settings.agents["live"]
+    assert (agent.live, agent.mode, agent.group_size) == (True, "train", 1)
+    assert f"OPENAI_API_KEY={agent.key.get_secret_value()}" in result.output
+    assert "[rollout]" not in (project / "run.toml").read_text()
+    refused = init("--model", str(tiny_model), "--live", "--reward", "agent", "--force")
+    assert (refused.exit_code, "--live needs a grader" in refused.output) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -14,7 +14,7 @@ import typer
 from gateway.cli import run_options as options
 
 if TYPE_CHECKING:
-    from gateway.cli.init.project import Environment, OwnAgent
+    from gateway.cli.init.project import Environment, LiveAgent, OwnAgent
 
 _MODEL = "Qwen/Qwen3-0.6B"
 
@@ -33,6 +33,14 @@ def init(
             rich_help_panel=options.AGENT,
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="The agent is in daily use already, and calls the gateway with a lasting key (docs/guide/live.md).",
+            rich_help_panel=options.AGENT,
+        ),
+    ] = False,
     env: options.Env = None,
     env_args: options.EnvArgs = "{}",
     env_python: options.EnvPython = None,
@@ -83,19 +91,32 @@ def init(
       gateway init --model models/Qwen3-0.6B --agent "python agent.py" --reward exit-code
 
       gateway init --model models/Qwen3-0.6B --env reasoning-gym:chain_sum
+
+      gateway init --model models/Qwen3-0.6B --live --reward my_package.rewards:satisfied
     """
     from gateway.cli.init.checks import warnings
-    from gateway.cli.init.inputs import answer, checkpoint, engine_of, environment_of, own_agent, project_of
-    from gateway.cli.init.project import FILE, run_toml
+    from gateway.cli.init.inputs import (
+        answer,
+        checkpoint,
+        engine_of,
+        environment_of,
+        live_agent,
+        own_agent,
+        project_of,
+    )
+    from gateway.cli.init.project import FILE, LiveAgent, run_toml
     from gateway.config.settings import ConfigError
 
     try:
         if Path(FILE).exists() and not force:
             raise ConfigError(f"{FILE}: there already in {Path.cwd()}; --force replaces it")
         model = model or answer("The model: a folder, or an id of the Hugging Face hub", "--model", _MODEL)
-        source: OwnAgent | Environment
+        source: OwnAgent | Environment | LiveAgent
         files: dict[Path, str] = {}
-        if env is None:
+        if live:
+            excluded = {"--agent": agent, "--env": env, "--tasks": tasks, "--held-out": held_out}
+            source = live_agent(reward, excluded)
+        elif env is None:
             source, files = own_agent(agent, reward, tasks, held_out)
         else:
             own = {"--agent": agent, "--reward": reward, "--tasks": tasks, "--held-out": held_out}
@@ -106,7 +127,7 @@ def init(
     except (ConfigError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    problem = _try(project.source) if trial else ""
+    problem = "" if isinstance(source, LiveAgent) or not trial else _try(source)
     for warning in warnings(project):
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"machine: {project.machine}")
@@ -115,6 +136,8 @@ def init(
     )
     if problem:
         typer.echo(f"fix the agent first: {problem}", err=True)
+    if isinstance(source, LiveAgent):
+        typer.echo(f"agent:   OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY={source.key}")
     typer.echo(f"next:    trainer run {FILE}")
     if problem:
         raise typer.Exit(1)

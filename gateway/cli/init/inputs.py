@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import typer
 
 from gateway.cli.init.machine import this_machine
-from gateway.cli.init.project import FUNCTION, Environment, OwnAgent, Project
+from gateway.cli.init.project import FUNCTION, Environment, LiveAgent, OwnAgent, Project
 from gateway.cli.run_options import env_arguments
 from gateway.config import ModelSettings
 from gateway.config.settings import ConfigError
@@ -115,13 +116,28 @@ def own_agent(
     tasks = tasks or Path(answer("The file of its tasks", "--tasks", str(TASKS)))
     held_out, files = task_files(tasks, held_out, example=tasks == TASKS)
     own = OwnAgent(agent, reward, tasks, held_out)
-    if own.grader and not (FUNCTION.fullmatch(reward) or reward.startswith(("http://", "https://"))):
+    if own.grader and not _is_grader(reward):
         raise ConfigError(f"--reward {reward}: use agent, exit-code, module:function, or a URL")
     if reward == "exit-code" and own.is_function:
         raise ConfigError("--reward exit-code is for a command: a function returns its reward")
     if not own.is_function and not shlex.split(agent):
         raise ConfigError("--agent is empty: name a command or module:function")
     return own, files
+
+
+def live_agent(reward: str | None, excluded: Mapping[str, object]) -> LiveAgent:
+    """Return an agent in daily use. `excluded`: options without a meaning for it, with their values. Raise ConfigError."""
+    if named := [flag for flag, value in excluded.items() if value is not None]:
+        raise ConfigError(f"--live has no tasks and starts no agent: leave out {', '.join(named)}")
+    question = "Its grader, which sees each reply and what followed: module:function or a URL"
+    reward = reward or answer(question, "--reward")
+    if not _is_grader(reward):
+        raise ConfigError(f"--reward {reward}: --live needs a grader: module:function, or a URL")
+    return LiveAgent(reward, f"hg-live-{secrets.token_urlsafe(24)}")
+
+
+def _is_grader(reward: str) -> bool:
+    return bool(FUNCTION.fullmatch(reward)) or reward.startswith(("http://", "https://"))
 
 
 def environment_of(name: str, args: str, python: Path | None, excluded: Mapping[str, object]) -> Environment:
@@ -132,7 +148,9 @@ def environment_of(name: str, args: str, python: Path | None, excluded: Mapping[
     return Environment(name, env_arguments(args), python)
 
 
-def project_of(model: Path, source: OwnAgent | Environment, engine: dict[str, str], lora: bool) -> Project:
+def project_of(
+    model: Path, source: OwnAgent | Environment | LiveAgent, engine: dict[str, str], lora: bool
+) -> Project:
     """Return the project of the options. Raise ConfigError for what cannot be one."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", model.resolve().name).strip("-_") or "model"
     check_model(name, ModelSettings(path=model, family="template"), loaded=True)

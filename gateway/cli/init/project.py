@@ -92,6 +92,21 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveAgent:
+    """An agent that people use already: it calls the gateway with a lasting key."""
+
+    grader: str
+    """`module:function` or a URL."""
+    key: str = field(repr=False)
+
+    def rollout(self) -> None:
+        """Return nothing: the trainer runs no agent."""
+
+    def evaluation(self) -> None:
+        """Return nothing: there are no tasks."""
+
+
+@dataclass(frozen=True, slots=True)
 class Project:
     """The model, agent and machine that the file is written for."""
 
@@ -100,7 +115,7 @@ class Project:
     family: str
     context: int
     """Tokens of a conversation."""
-    source: OwnAgent | Environment
+    source: OwnAgent | Environment | LiveAgent
     engine: dict[str, str]
     """The keys of `[engine]` that locate it."""
     machine: Machine = field(default_factory=Machine)
@@ -112,6 +127,7 @@ class Project:
 
 def run_toml(project: Project) -> str:
     """Return the text of the file."""
+    live = isinstance(project.source, LiveAgent)
     return f"""\
 # Both programs read this file: `trainer run {FILE}` starts the gateway with it, and `gateway serve --config {FILE}` is the
 # gateway alone. For two machines, put the second half into a file of its own, and `[gateway] url` here.
@@ -123,7 +139,7 @@ dir = "runs/{project.name}/trainer"
 steps = 100
 {_model(project)}
 [algorithm]
-type = "grpo"
+type = "{"reinforce++" if live else "grpo"}"
 
 [optimizer]
 lr = {_LORA_LR if project.lora else _FULL_LR:g}
@@ -148,8 +164,8 @@ seed = "ignore"
 
 [staleness]
 eta = 1                             # a batch may be sampled by the previous version, too
-batch = 8                           # groups
-{grader_table(project.source.grader)}
+batch = {32 if live else 8}                          # groups
+{_agents(project.source)}{grader_table(project.source.grader)}
 [store]
 url = "sqlite:///runs/{project.name}/gateway.db"
 
@@ -190,8 +206,26 @@ transport = "lora"                  # adapters alone: merged into bfloat16, most
     return text
 
 
+def _agents(source: OwnAgent | Environment | LiveAgent) -> str:
+    """Return the rest of [staleness] and the table of a live agent; empty for others."""
+    if not isinstance(source, LiveAgent):
+        return ""
+    return f"""\
+min_members = 1                     # a conversation is a group of its own
+
+[agents.live]                       # docs/guide/live.md
+key = {_toml(source.key)}
+mode = "train"
+group_size = 1
+live = true
+idle_s = 1800                       # seconds of silence after which a conversation is over
+"""
+
+
 def _rollout(project: Project) -> str:
-    agent = "\n".join(project.source.rollout())
+    if (lines := project.source.rollout()) is None:
+        return ""
+    agent = "\n".join(lines)
     text = f"""
 [rollout]                           # the trainer runs the agent
 {agent}
