@@ -204,7 +204,7 @@ class Load:
 
 def built(plan: Plan) -> ControlProgram:
     """Return the program of one model."""
-    return ControlProgram({"models": {_MODEL: {"placement": {"rule": plan.rule}}}})
+    return ControlProgram({"models": {_MODEL: {"placement": {"choice": {"rule": plan.rule}}}}})
 
 
 class Replayed:

@@ -39,7 +39,7 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
     """Return the control program's settings for routing; what they leave out has the program's defaults."""
     routing, pulls = settings.routing, settings.update.order == "pull"
     return {
-        "rule": routing.rule,
+        "choice": {"rule": routing.rule},
         "engine": routing.engine_prior.model_dump(),
         "migration": {"on": pulls if routing.migrate is None else routing.migrate},
     }

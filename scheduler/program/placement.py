@@ -18,7 +18,7 @@ An event costs the logarithm of the number of engines and calls; the snapshot, o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.policies.migration import MigrationSettings, Movable, moves
@@ -43,7 +43,6 @@ from scheduler.program.events import EngineUnavailable, Started, Target, Verdict
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
 
-_CHOICE = tuple(one.name for one in fields(Choice))
 _PULL_S = 5.0
 """An engine that is still open this long after the command to pull receives it again."""
 
@@ -62,12 +61,16 @@ class PlacementSettings:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> PlacementSettings:
-        """Read the settings from their JSON form, in which the fields of `choice` are not in a table of their own."""
-        choice = {name: given[name] for name in _CHOICE if name in given}
-        parts = {"engine": EngineModel, "sync": SyncSettings, "migration": MigrationSettings}
-        others = {name: value for name, value in given.items() if name not in choice}
-        read = {name: parts[name](**value) if name in parts else value for name, value in others.items()}
-        return cls(choice=Choice(**choice), **read)
+        """Read the settings from their JSON form: the names of the fields, with a table for each part."""
+        parts = {
+            "choice": Choice,
+            "engine": EngineModel,
+            "sync": SyncSettings,
+            "migration": MigrationSettings,
+        }
+        return cls(
+            **{name: parts[name](**value) if name in parts else value for name, value in given.items()}
+        )
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ async def pool() -> EnginePool:
 
 def follows(pool: EnginePool, rule: str = "cached", **given: Any) -> FollowerPlacement:
     return FollowerPlacement(
-        "demo", pool, PlacementSettings.of({"rule": rule, "min_gain_share": 0.3, **given})
+        "demo", pool, PlacementSettings.of({"choice": {"rule": rule, "min_gain_share": 0.3}, **given})
     )
 
 

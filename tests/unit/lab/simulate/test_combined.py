@@ -21,7 +21,7 @@ SETTINGS: list[dict[str, Any]] = [
     {},
     {"lending": {"enabled": False}},
     {"lending": {"recall_ahead_share": 0.0}},
-    {"placement": {"min_gain_share": 0.6, "migration": {"on": False}}},
+    {"placement": {"choice": {"min_gain_share": 0.6}, "migration": {"on": False}}},
 ]
 
 

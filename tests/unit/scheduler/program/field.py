@@ -32,11 +32,15 @@ ENGINE = {"s_per_kv_token": 0.0, "s_per_batch": 1.0, "s_per_call": 0.5, "s_per_s
 class Field:
     """A model's engines and calls, as the placement receives them. No engine carries out the steps of updates."""
 
-    def __init__(self, order: str = "rolling", mode: str = "abort", **placement: Any) -> None:
+    def __init__(
+        self,
+        order: str = "rolling",
+        mode: str = "abort",
+        choice: dict[str, Any] | None = None,
+        **placement: Any,
+    ) -> None:
         given = {
-            "rule": "gain",
-            "min_gain_share": 0.3,
-            "late_call_weight": 1.0,
+            "choice": {"rule": "gain", "min_gain_share": 0.3, "late_call_weight": 1.0} | (choice or {}),
             "engine": ENGINE,
             **placement,
         }

@@ -123,7 +123,7 @@ def test_nothing_moves_at_the_moment_at_which_an_engine_is_ordered_to_pull() -> 
 def test_a_late_call_moves_with_the_tokens_that_it_has_by_now() -> None:
     """Two calls of V = 0 as long as one another when they came; one of them has been there longer."""
     engine = {"s_per_kv_token": 1e-3, "s_per_batch": 0.1, "s_per_call": 1e-3, "s_per_step": 0.1}
-    field = Field(late_call_weight=8.0, min_gain_share=0.0, engine=engine).opens(one=0)
+    field = Field(choice={"late_call_weight": 8.0, "min_gain_share": 0.0}, engine=engine).opens(one=0)
     field.arrive(*calls("old")).second(EngineLoad("one", 1, 0, 510, 500.0))
     field.arrive(*calls("new")).second(EngineLoad("one", 2, 0, 560, 80.0))
     assert field.placed == {"old": "one", "new": "one"}
@@ -148,7 +148,7 @@ def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v
     rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int]]
 ) -> None:
     """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and no call waits for ever."""
-    field = Field(order, rule=rule, late_call_weight=late_call_weight)
+    field = Field(order, choice={"rule": rule, "late_call_weight": late_call_weight})
     for event in events:
         happen(field, *event)
         known = field.reactor.waiting
@@ -200,7 +200,7 @@ def test_the_run_of_a_placement_replays() -> None:
         def close(self) -> None:
             """Does nothing: the file is read afterwards."""
 
-    given = {"models": {MODEL: {"placement": {"rule": "gain", "engine": ENGINE}}}}
+    given = {"models": {MODEL: {"placement": {"choice": {"rule": "gain"}, "engine": ENGINE}}}}
     program, file = ControlProgram(given), Kept()
     recording = Recording(file, given)
     runtime = Runtime(program, VirtualClock(), recording)

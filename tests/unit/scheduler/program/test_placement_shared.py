@@ -59,7 +59,7 @@ def test_an_engine_pulls_for_a_call_that_waits_in_another_process() -> None:
 
 def test_what_is_placed_between_two_snapshots_counts_for_processes_that_do_the_same() -> None:
     """One of two processes, each with as many calls: three more would fit into `one` before it is as full as `two`."""
-    field = Field(rule="cached").opens(one=0, two=0).arrive(*calls("a", "b"))
+    field = Field(choice={"rule": "cached"}).opens(one=0, two=0).arrive(*calls("a", "b"))
     others(field, 2).second(EngineLoad("one", 2, 0, 20, 1.0), EngineLoad("two", 5, 0, 50, 1.0))
     field.arrive(*calls("c", "d", "e"))
     assert [field.placed[name] for name in "cde"] == ["one", "one", "two"]
@@ -70,7 +70,7 @@ def test_what_is_placed_between_two_snapshots_counts_for_processes_that_do_the_s
 
 
 def test_a_process_with_nearly_all_calls_takes_no_other_for_its_like() -> None:
-    field = Field(rule="cached").opens(one=0, two=0).arrive(*calls(*"abcdef"))
+    field = Field(choice={"rule": "cached"}).opens(one=0, two=0).arrive(*calls(*"abcdef"))
     others(field, 4).second(EngineLoad("one", 3, 0, 30, 1.0), EngineLoad("two", 4, 0, 40, 1.0))
     assert field.reactor._engines.times == 1
     field.arrive(*calls("g", "h"))
@@ -78,7 +78,7 @@ def test_a_process_with_nearly_all_calls_takes_no_other_for_its_like() -> None:
 
 
 def test_late_calls_of_other_processes_keep_an_engine_for_themselves() -> None:
-    field = Field(late_call_weight=8.0, min_gain_share=0.0).opens(one=1, two=1).publish(1)
+    field = Field(choice={"late_call_weight": 8.0, "min_gain_share": 0.0}).opens(one=1, two=1).publish(1)
     others(field, 2, PeerRunning("one", 0, 1), PeerRunning("two", 1, 1))
     field.second(EngineLoad("one", 1, 0, 10, 1.0), EngineLoad("two", 1, 0, 10, 1.0))
     field.arrive(*calls("young", version=1))
@@ -93,7 +93,9 @@ def test_a_process_moves_its_share_of_the_calls_that_wait_in_an_engine() -> None
 
 
 def test_a_process_moves_its_share_of_the_calls_that_may_move_at_once() -> None:
-    field = Field(min_gain_share=0.0, migration={"waiting_above": 0, "per_engine": 2}).opens(one=0)
+    field = Field(choice={"min_gain_share": 0.0}, migration={"waiting_above": 0, "per_engine": 2}).opens(
+        one=0
+    )
     field.arrive(*calls(*"abcdefgh")).opens(two=0)
     others(field, 2).second(EngineLoad("one", 1, 15, 160, 1.0))
     assert len(field.moves) == 2
@@ -101,7 +103,7 @@ def test_a_process_moves_its_share_of_the_calls_that_may_move_at_once() -> None:
 
 def test_ends_of_calls_never_take_more_from_an_engine_than_others_have_there() -> None:
     """`two` has calls of this process alone; when one ends, no other process's end is to be expected there."""
-    field = Field(rule="cached").opens(one=0, two=0).arrive(*calls("a", "b"))
+    field = Field(choice={"rule": "cached"}).opens(one=0, two=0).arrive(*calls("a", "b"))
     others(field, 3).second(EngineLoad("one", 9, 0, 90, 1.0), EngineLoad("two", 1, 0, 10, 1.0))
     assert field.reactor._engines.times == 3
     field.arrive(*calls("c", preferred="two")).leave("b")
@@ -116,9 +118,7 @@ class Follower:
 
     def __init__(self, **given: object) -> None:
         values = {
-            "rule": "gain",
-            "min_gain_share": 0.3,
-            "late_call_weight": 1.0,
+            "choice": {"rule": "gain", "min_gain_share": 0.3, "late_call_weight": 1.0},
             "pull": True,
             "engine": ENGINE,
             **given,
@@ -171,7 +171,11 @@ def test_a_follower_leaves_alone_what_was_ordered_to_pull_and_orders_nothing() -
 
 
 def test_the_newest_version_is_the_coordinators_also_if_it_is_withdrawn() -> None:
-    follower = Follower(late_call_weight=8.0).opens(one=3).second(Plan(3))
+    follower = (
+        Follower(choice={"rule": "gain", "min_gain_share": 0.3, "late_call_weight": 8.0})
+        .opens(one=3)
+        .second(Plan(3))
+    )
     assert follower.reactor._engines.weight(2) == 8.0
     follower.second(Plan(2))
     assert follower.reactor._engines.weight(2) == 1.0
@@ -205,7 +209,7 @@ def test_whatever_other_processes_have_every_call_is_placed_once_and_none_waits_
     rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int] | PeerLoad]
 ) -> None:
     """`Field._on_placed` looks at every placement. In the end the other processes have nothing, as every snapshot shows."""
-    field = Field(order, rule=rule, late_call_weight=late_call_weight)
+    field = Field(order, choice={"rule": rule, "late_call_weight": late_call_weight})
     for event in events:
         if isinstance(event, PeerLoad):
             field.inject(field.reactor.peer_load, event)
