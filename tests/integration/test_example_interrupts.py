@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from headgate.processes.child import LocalProcess
 from headgate.processes.ports import free_port
 from tests.harness.gateway_command import command_line, descendants, write_toml
@@ -31,6 +33,7 @@ run_demos([Small(Path(sys.argv[2]), port=int(sys.argv[3]))] * 2)
 """
 
 
+@pytest.mark.long
 async def test_a_demo_that_is_interrupted_leaves_no_process_and_no_traceback(
     tiny_model: Path, tmp_path: Path
 ) -> None:

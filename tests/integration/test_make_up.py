@@ -65,6 +65,7 @@ async def up(folder: Path, model: Path, port: int) -> Any:
         await process.stop(60.0)
 
 
+@pytest.mark.long
 async def test_the_service_is_up_serves_is_seen_and_leaves_nothing_behind(
     folder: Path, tiny_model: Path, port: int
 ) -> None:

@@ -334,6 +334,7 @@ async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_r
         assert (noted["files"], noted["probe"]) == expected, version
 
 
+@pytest.mark.long
 async def test_two_ranks_that_are_stopped_write_a_checkpoint_first(tiny_model: Path, tmp_path: Path) -> None:
     async with world(tiny_model, tmp_path) as (gateway, _):
         config, port = tmp_path / "trainer.toml", free_port()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.real.crashes import play, small
 from tests.faults.real.faults import KINDS
 from tests.faults.real.plan import Plan
 
 
+@pytest.mark.long
 async def test_faults_lose_and_double_nothing(tmp_path: Path) -> None:
     values, report = await play(small(Plan(seed=1, forked=True)), tmp_path, print)
     assert report.right, report.findings
