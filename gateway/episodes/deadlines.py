@@ -39,7 +39,9 @@ class EpisodeDeadlines:
     def missed_deadline(self, episode: OpenEpisode, now: float) -> str:
         """Return the deadline that an episode missed, or an empty string. Log the setting that allows more."""
         if now - episode.last_used_at > self._idle_s(episode):
-            log.warning(
+            # Silence is the regular end of a conversation that a call opened.
+            log.log(
+                logging.INFO if episode.opening else logging.WARNING,
                 "episode %s is closed: no call for %g s ([episodes] idle_s)",
                 episode.id,
                 self._idle_s(episode),

@@ -1,0 +1,1 @@
+"""The demo of an agent in daily use."""

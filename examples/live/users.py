@@ -1,0 +1,91 @@
+"""The users of a live agent: they ask, and most of them let it know what they think of the reply.
+
+They know a URL and a key, and nothing of training. A quarter press a button (`POST /v1/feedback`), half write a second message,
+the rest leave; one in ten does not agree to training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import openai
+
+from examples.demo.agent import MODEL
+from examples.demo.tasks import score, tasks
+
+THANKS, NO = "1", "0"
+"""What users write after a right and after a wrong reply, in words that the demo's model has seen."""
+USERS = 48
+
+
+def satisfied(episode: dict[str, Any]) -> dict[str, float | None]:
+    """Grade a conversation by the user's second message; without one, have no opinion."""
+    answers = [turn["next_text"] for turn in episode["turns"] if turn["next_text"]]
+    return {"reward": float(THANKS in answers[-1]) if answers else None}
+
+
+@dataclass
+class Users:
+    """Users who talk to the agent at `url` (the gateway's root) until they are stopped."""
+
+    url: str
+    key: str
+    seed: int
+    counts: Counter[str] = field(default_factory=Counter)
+    """Conversations by what became of them, and `failed_requests`."""
+
+    async def talk(self) -> None:
+        """Talk until this is cancelled."""
+        questions = itertools.chain.from_iterable(tasks("train", seed) for seed in itertools.count(self.seed))
+        async with (
+            openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key) as client,
+            httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}) as http,
+            asyncio.TaskGroup() as group,
+        ):
+            for number in range(USERS):
+                rng = random.Random(f"{self.seed} {number}")
+                group.create_task(self._user(questions, rng, client, http), name=f"user-{number}")
+
+    async def _user(
+        self,
+        questions: Iterator[dict[str, Any]],
+        rng: random.Random,
+        client: openai.AsyncOpenAI,
+        http: httpx.AsyncClient,
+    ) -> None:
+        for task in questions:
+            try:
+                await self._conversation(task, rng, client, http)
+            except (openai.APIError, httpx.HTTPError):
+                self.counts["failed_requests"] += 1
+
+    async def _conversation(
+        self, task: dict[str, Any], rng: random.Random, client: openai.AsyncOpenAI, http: httpx.AsyncClient
+    ) -> None:
+        headers = {"X-Headgate-Train": "no"} if rng.random() < 0.1 else {}
+        talk: list[Any] = [{"role": "user", "content": task["question"]}]
+        reply = await client.chat.completions.create(
+            model=MODEL, messages=talk, temperature=0, max_tokens=16, extra_headers=headers
+        )
+        text = reply.choices[0].message.content or ""
+        right = score(task, text) == 1.0
+        way = rng.choices(["button", "message", "silent"], [1, 2, 1])[0]
+        self.counts[way] += 1
+        if way == "button":
+            response = await http.post("/v1/feedback", json={"id": reply.id, "reward": float(right)})
+            response.raise_for_status()
+        elif way == "message":
+            talk += [
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": THANKS if right else NO},
+            ]
+            await client.chat.completions.create(
+                model=MODEL, messages=talk, temperature=0, max_tokens=1, extra_headers=headers
+            )
