@@ -14,6 +14,7 @@ from functools import partial
 from gateway.api.context import DataPlane
 from gateway.cluster import snapshot
 from gateway.cluster.role import Coordinator
+from gateway.cluster.rollout_watch import RolloutWatch
 from gateway.config.settings import Settings
 from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.engine_events import EngineEvents
@@ -92,7 +93,10 @@ async def open_coordinator(
         openings = AutoOpen(settings, database, episodes, ledgers)
         callers = Callers(settings, episodes, Conversations(database), openings)
         models = CoordinatorModels(plane.models, opened)
-        coordinator = Coordinator(fence, host, models, episodes, callers, nodes, placements, plane.hub)
+        rollout = RolloutWatch(placements, ledgers, episodes)
+        coordinator = Coordinator(
+            fence, host, models, episodes, callers, nodes, placements, rollout, plane.hub
+        )
         log.info("ready: %s", settings.server.url)
         # Close the host first: the engines belong to another coordinator by then
         stack.push_async_callback(host.close)
@@ -232,6 +236,7 @@ async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database
             ("tend-placement", placement.read_loads, TEND_EVERY_S)
             for placement in coordinator.placements.values()
         ),
+        ("tend-rollout", coordinator.rollout.tend, TEND_EVERY_S),
         ("check-health", coordinator.host.check_health, health_s),
         ("tend-retention", old, _RETENTION_EVERY_S),
         ("engine-events", engines.tend, TEND_EVERY_S),

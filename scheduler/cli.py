@@ -137,7 +137,7 @@ def plan(
     nodes: Annotated[
         int | None, typer.Option(min=2, help="With --run: for this many nodes, instead of the run's.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for plan.png.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for cluster.toml and plan.png.")] = None,
 ) -> None:
     """Find the best split of nodes between rollout and training, and what it depends on. Exit status 2: nothing to plan from.
 

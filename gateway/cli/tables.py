@@ -28,6 +28,7 @@ def status_view(status: dict[str, Any]) -> Group:
         ),
         f"calls that wait for an engine: {status['waiting_calls']}; free places in batches: {status['free_slots']}",
     ]
+    lines.append(status["limits"]["line"])
     lines += [_slow(row) for row in status["slow_episodes"]]
     lines += [f"version {bad['version']} is bad: {bad['why']}" for bad in status["bad_versions"]]
     return Group(*(Text(line) for line in lines), _engines(status["engines"]))

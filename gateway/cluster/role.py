@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.cluster.follower import Follower
 from gateway.cluster.hub import Hub
+from gateway.cluster.rollout_watch import RolloutWatch
 from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.host import ControlHost
 from gateway.control.models import CoordinatorModels, ServedModel, TrainedModel
@@ -36,6 +37,7 @@ class Coordinator:
     placements: dict[str, ControlPlacement]
     """The placement of each model's calls."""
 
+    rollout: RolloutWatch
     peers: Hub
 
     # See `gateway.control.read_model.ConsoleView`
@@ -54,6 +56,9 @@ class Coordinator:
 
     def slow_episodes(self, model: str) -> Sequence[SlowEpisode]:
         return self.episodes.slow(model)
+
+    def rollout_seconds(self, model: str) -> Mapping[str, float]:
+        return self.rollout.seconds(model)
 
     def waiting(self, model: str) -> Mapping[str, int]:
         return self.episodes.waiting(model)

@@ -36,6 +36,8 @@ class ControlPlacement(ProgramPlacer):
         super().__init__(host, host.program.placements[model], model, pool)
         self._peers = peers
         self._peer_load = PeerLoad(1)
+        self._loads: tuple[EngineLoad, ...] = ()
+        """Of open engines, as last read."""
         self.fits = SpeedModels(prior)
         """The fitted speed of the engines."""
 
@@ -62,6 +64,7 @@ class ControlPlacement(ProgramPlacer):
             for slot, load in zip(slots, loads, strict=True)
             if slot.state == "open"
         )
+        self._loads = snapshot
         if not self._host.running:
             self._peers.send_table(self._model, None)
         peer_load, before = self._peers.peer_load(self._model), self._peer_load
@@ -85,6 +88,16 @@ class ControlPlacement(ProgramPlacer):
         now = asyncio.get_running_loop().time()
         rate = self.fits.observe(slot.name, slot.generation, now, inside - waiting, max(kv, load.kv), load)
         return EngineLoad(slot.name, inside - waiting, waiting, max(kv, load.kv), rate)
+
+    def load(self) -> tuple[list[tuple[EngineModel, float, float]], int]:
+        """Return the speed, the running calls and the cached tokens of each open engine, and the number of calls that wait."""
+        models = self.fits.models()
+        engines = [
+            (models.get(one.engine, self.fits.prior), float(one.running), float(one.kv))
+            for one in self._loads
+        ]
+        waiting = sum(one.waiting for one in self._loads)
+        return engines, waiting + self._pool.waiting + self._peers.count_waiting(self._model)
 
     def describe(self) -> Mapping[str, dict[str, Any]]:
         """Return the fitted speed of each engine, by name."""

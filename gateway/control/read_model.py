@@ -53,6 +53,10 @@ class ConsoleView(Protocol):
         """Return the training episodes of a model that have used up half of their time."""
         ...
 
+    def rollout_seconds(self, model: str) -> Mapping[str, float]:
+        """Return what a model's engines and episodes spent their time on (`scheduler.policies.limits.RolloutSeconds`)."""
+        ...
+
     def waiting(self, model: str) -> Mapping[str, int]:
         """Return the number of episodes of each group that wait for a slot."""
         ...
@@ -95,6 +99,9 @@ class ReadModel:
 
     def slow_episodes(self, model: str) -> Sequence[SlowEpisode]:
         return ()
+
+    def rollout_seconds(self, model: str) -> Mapping[str, float]:
+        return {}
 
     def waiting(self, model: str) -> Mapping[str, int]:
         return {}

@@ -114,6 +114,16 @@ def curves(
     return found
 
 
+def newest(
+    connection: Connection, model: str, count: int, run: str | None = None
+) -> list[tuple[int, dict[str, float]]]:
+    """Return the last steps of a run with their figures, in order; without a name of the last updated one."""
+    known = [each["run"] for each in runs(connection, (model,)) if run in (None, each["run"])]
+    query = select(_C.step, _C.figures).where(_C.model == model, _C.run == next(iter(known), ""))
+    rows = connection.execute(query.order_by(_C.step.desc()).limit(count)).all()
+    return [(step, figures) for step, figures in reversed(rows)]
+
+
 def of_version(connection: Connection, model: str, version: int) -> dict[str, Any] | None:
     """Return the newest step that made a version."""
     query = select(*_C).where(_C.model == model, _C.version == version).order_by(_C.at.desc()).limit(1)

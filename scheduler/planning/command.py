@@ -15,7 +15,8 @@ from rich.table import Table
 from scheduler.cluster.sharing import Fit
 from scheduler.planning import measured, report
 from scheduler.planning.profile import BadProfile, Profile
-from scheduler.planning.runs import BadRun, runs_of, timeline_from
+from scheduler.planning.runs import BadRun, figures_from, runs_of, timeline_from
+from scheduler.policies import limits
 
 _WIDTH = 150
 """Columns of a table where stdout is not a terminal."""
@@ -60,13 +61,20 @@ def plan(
     for line in basis:
         console.print(f"from: {line}", highlight=False, soft_wrap=True)
     summary: dict[str, Any] = {"memory": asdict(fit)} if fit is not None else {}
-    return report.summary(plans, basis) | summary | (_drawn(plans[0], out) if out else {})
+    if run is not None:
+        steps = figures_from(run, number, metrics)
+        summary["limits"] = limits.to_json(steps)
+        for line in report.limiting(steps):
+            console.print(line, highlight=False, soft_wrap=True)
+    return report.summary(plans, basis) | summary | (_written(plans[0], out) if out else {})
 
 
-def _drawn(best: report.Plan, out: Path) -> dict[str, str]:
-    """Without matplotlib there is no picture."""
+def _written(best: report.Plan, out: Path) -> dict[str, str]:
+    """Write the files of a plan, and return their paths. Without matplotlib there is no picture."""
     out.mkdir(parents=True, exist_ok=True)
+    cluster = out / "cluster.toml"
+    cluster.write_text(report.cluster_file(best), encoding="utf-8")
     with contextlib.suppress(ImportError):
         report.picture(best, out / "plan.png")
-        return {"png": str(out / "plan.png")}
-    return {}
+        return {"cluster": str(cluster), "png": str(out / "plan.png")}
+    return {"cluster": str(cluster)}

@@ -44,11 +44,13 @@ class TrainerRecord:
     blocks: tuple[Block, ...] = ()
     steps: tuple[Step, ...] = ()
     """The time in seconds since 1970."""
+    figures: tuple[Mapping[str, float], ...] = ()
+    """Of each line of a step, as written."""
 
 
 def read_metrics(path: Path) -> TrainerRecord:
     """Read a trainer's `metrics.jsonl`. Raise BadMetrics or OSError."""
-    blocks, steps = [], {}
+    blocks, steps, figures = [], {}, []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             record = json.loads(line)
@@ -59,9 +61,11 @@ def read_metrics(path: Path) -> TrainerRecord:
                 Block(_BLOCKS.get(name, "train"), float(start), float(end)) for name, start, end in spans
             ]
             steps[int(record["batch"])] = Step(int(record["batch"]), float(record["time"]))
+            figures.append(record)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise BadMetrics(f"{path}: line {number} is not a record of a trainer: {error!r}") from error
-    return TrainerRecord(tuple(sorted(blocks, key=lambda block: block.start)), tuple(steps.values()))
+    blocks.sort(key=lambda block: block.start)
+    return TrainerRecord(tuple(blocks), tuple(steps.values()), tuple(figures))
 
 
 def timeline_of(runs: Sequence[Run], records: Mapping[str, TrainerRecord] | None = None) -> Timeline:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.policies.allocation import SENSITIVITY, Sensitivity, Site, Split, neighbors, sensitivity
+from scheduler.policies import limits
+from scheduler.policies.allocation import (
+    SENSITIVITY,
+    Sampling,
+    Sensitivity,
+    Site,
+    Split,
+    neighbors,
+    sensitivity,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,35 @@ def _split(split: Split) -> dict[str, Any]:
         "training_s": round(split.training_s, 3),
         "cost": round(split.cost, 3),
     }
+
+
+def limiting(steps: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """Yield what limits a run, and every change with its gain."""
+    advice = limits.advise(steps)
+    yield limits.line(steps) if advice is None else f"{advice.limits}, by the last {advice.steps} steps"
+    yield from (f"  {change}" for change in (advice.changes if advice is not None else ()))
+
+
+def cluster_file(plan: Plan) -> str:
+    """Return a cluster file of the best split, in which the user names the other files and what a node has."""
+    best, generation = plan.best, plan.site.generation
+    engines = generation.engines if isinstance(generation, Sampling) else 1
+    lines = [
+        f"# Planned: {best.rollout} sample and {best.train} train, {best.step_s:.2f} s a step (predicted).",
+        "# Name the files of your gateway and trainer, and what each node, engine and rank has (cpus, gpus, memory_gb).",
+        "",
+        "[gateway]",
+        'config = "gateway.toml"',
+        "",
+        "[trainer]",
+        'config = "trainer.toml"',
+        f"ranks = {best.train}",
+    ]
+    for number in range(best.rollout):
+        lines += ["", f"[nodes.sampler-{number}]", 'tags = ["rollout"]', f"engines = {engines}"]
+    for number in range(best.train):
+        lines += ["", f"[nodes.learner-{number}]", 'tags = ["train"]']
+    return "\n".join(lines) + "\n"
 
 
 def picture(plan: Plan, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scheduler.planning.recorded import BadMetrics, TrainerRecord, read_metrics, slugs_of, timeline_of
@@ -47,6 +47,14 @@ def timeline_from(run: Path, number: int | None = None, metrics: Sequence[str] =
         raise BadRun(str(error)) from error
     except ValueError as error:
         raise BadRun(f"{run}: {error}") from error
+
+
+def figures_from(
+    run: Path, number: int | None = None, metrics: Sequence[str] = ()
+) -> Sequence[Mapping[str, float]]:
+    """Return the figures of each step of the trainer that has most of them. Raise as `timeline_from`, which has read it."""
+    records = _records(run, runs_of(run, number), metrics)
+    return max((one.figures for one in records.values()), key=len, default=())
 
 
 def _records(run: Path, runs: Sequence[Run], given: Sequence[str]) -> dict[str, TrainerRecord]:

@@ -132,7 +132,9 @@ async def test_versions_timeline_and_health_come_from_the_store(
         assert drawn["to"] == database.execute("SELECT max(at) FROM events").fetchone()[0]
     for earlier, later in zip(engine["spans"], engine["spans"][1:], strict=False):
         assert earlier["to"] == later["from"]
-    judged = {signal["name"]: signal for signal in (await get(page, "/health"))["signals"]}
+    health = await get(page, "/health")
+    assert health["limits"] == {"line": "what limits the run is not known yet: 3 of 5 steps seen"}
+    judged = {signal["name"]: signal for signal in health["signals"]}
     assert judged["excluded_share"]["value"] == pytest.approx(2 / (len(run.trained) + 2))
     assert judged["excluded_share"]["state"] == "warn"
     assert judged["equal_reward_groups"]["value"] == 0.25

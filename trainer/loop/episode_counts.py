@@ -1,6 +1,7 @@
-"""Counts of the episodes and groups that ended since the last step, before the gateway filtered them for the batch.
+"""Counts of the episodes and groups that ended since the last step, before the gateway filtered them for the batch, and the
+seconds of its engines.
 
-Both classes compare the gateway's totals before and after a step. Pure: no I/O.
+All classes compare the gateway's totals before and after a step. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from headgate.client.failures import LEAST
 from headgate.end_reasons import counted, failed
+from scheduler.policies import limits
 from trainer.errors import TooManyFailed
 
 EQUAL = "zero_variance"
@@ -92,3 +94,22 @@ class GroupTotals:
         if rewards:
             found["reward_mean_all"] = total / rewards
         return found | {f"dropped_groups/{reason}": float(n) for reason, n in sorted(dropped.items()) if n}
+
+
+class RolloutTotals:
+    """What the gateway's engines and episodes spent their time on (`scheduler.policies.limits`)."""
+
+    def __init__(self) -> None:
+        self._status: Mapping[str, Any] = {}
+        self._before: Mapping[str, float] | None = None
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        """Keep the newest status of the gateway."""
+        self._status = status
+        if self._before is None:
+            self._before = status.get("rollout_s", {})
+
+    def figures(self) -> dict[str, float]:
+        """Return the seconds since the last step, and the bound on staleness; start the next step."""
+        before, self._before = self._before or {}, self._status.get("rollout_s", {})
+        return {"eta": float(self._status.get("eta", 0)), **limits.since(before, self._before)}

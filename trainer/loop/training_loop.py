@@ -41,7 +41,7 @@ from trainer.errors import (
 from trainer.loop import feed, replay
 from trainer.loop.agreement import check_dropped, check_length, check_teacher, warn_uncorrected
 from trainer.loop.checkpoints import Checkpoints
-from trainer.loop.episode_counts import FailedEpisodes, GroupTotals
+from trainer.loop.episode_counts import FailedEpisodes, GroupTotals, RolloutTotals
 from trainer.loop.evaluations import Evaluations
 from trainer.loop.feed import Feed, naming_step
 from trainer.loop.images import EpisodeImages
@@ -94,6 +94,7 @@ class TrainingLoop:
         self.details = Details(settings)
         self.failed_episodes = FailedEpisodes(settings.run.max_failed_share)
         self.group_totals = GroupTotals()
+        self.rollout_totals = RolloutTotals()
         self._from_older = from_older
         self._compute_s = 0.0
         """Seconds of computation on the groups of the last batch."""
@@ -254,6 +255,7 @@ class TrainingLoop:
         finally:
             self.trainer.discard()
         measured |= self.failed_episodes.figures() | self.group_totals.figures(measured)
+        measured |= self.rollout_totals.figures() | {"ranks": float(self.trainer.ranks.size)}
         self._compute_s = clock.seconds["compute"] - clock.seconds["step"]
         return batch, measured
 
@@ -273,6 +275,7 @@ class TrainingLoop:
         """Count the episodes and groups that ended. Raise TooManyFailed, with the last error of an agent."""
         status = await self.feed.status()
         self.group_totals.update(status.get("settled", {}))
+        self.rollout_totals.update(status)
         try:
             self.failed_episodes.update(status.get("ended", {}))
         except TooManyFailed as error:

@@ -11,6 +11,8 @@ Owns the file under `[run] dir`; a resumed run appends to it. It has a line for 
 - `excluded_share`: the share of the episodes that ended since the step before and failed. `excluded/REASON`: their numbers.
   Rewards are of the other episodes.
 - `skipped_steps`: the newest steps in a row that were skipped, because their loss or gradient was not finite.
+- `rollout_s/...`, `eta`, `ranks`: what the gateway's engines and episodes did since the step before, for what limits the run
+  (`scheduler.policies.limits`).
 - `compiled_graphs`: the graphs that the process has compiled so far; a number that grows in every step costs more than it saves.
 - `memory_peak_gib`, `memory_reserved_gib`: on a GPU, the peak of rank 0's tensors, and of its allocator.
 
@@ -33,6 +35,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +48,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.mask_reasons import REMEDIES
+from scheduler.policies import limits
 from trainer.evaluation.figures import in_a_line, scalars
 from trainer.report.tracking import Trackers
 
@@ -134,6 +138,7 @@ class Metrics:
         self.console = console or Console(stderr=True)
         self._rewards: list[float] = []
         self._record: dict[str, float] = {}
+        self._steps: deque[dict[str, float]] = deque(maxlen=limits.STEPS)
         self._state = "starting"
         self._watched_at = ""
 
@@ -152,6 +157,8 @@ class Metrics:
     ) -> None:
         if self._live:
             self._live.stop()
+        if self._steps:
+            self.notify(limits.line(self._steps))
         self._file.close()
         if self._trackers:
             self._trackers.finish(failed=isinstance(error, Exception))
@@ -207,6 +214,7 @@ class Metrics:
         self._write(line)
         self._rewards.append(measured["reward_mean"])
         self._record = record
+        self._steps.append(finite)
         if self._live is None:
             self.console.print(self._line(version + 1), highlight=False, soft_wrap=True)
         self._show(f"version {version + 1} is ready")
@@ -270,6 +278,8 @@ class Metrics:
         for name, value in sorted(self._record.items()):
             if name.startswith("masked_tokens/") and value:
                 table.add_row(f"not trained: {name.removeprefix('masked_tokens/')}", f"{value:.0f}")
+        if self._steps:
+            table.add_row("", Text(limits.line(self._steps)))
         for phase, bar in phases(self._record):
             table.add_row(f"seconds: {phase}", bar)
         return table

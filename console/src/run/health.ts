@@ -24,6 +24,8 @@ export interface Health {
   /** Now; of a recorded run, its last event. */
   at: number;
   signals: Signal[];
+  /** What limits the run, and what would help, in one line. */
+  limits: { line: string };
 }
 
 /** `run`: whose steps are judged; the newest, if none is named. */

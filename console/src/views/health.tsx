@@ -62,6 +62,7 @@ function Checklist({ health }: { health: Health }) {
           { head: "See", cell: (one) => one.link && <a href={href(one.link.view, { model: model.value, ...one.link.query })} aria-label={`Show: ${one.label}`}>Show</a> },
         ]}
       />
+      <p>Speed: {health.limits.line}.</p>
       <p class="hint">Treat these ranges as starting points, not rules: compare with your own first steps. Run has the curves of most signals.</p>
     </>
   );

@@ -227,6 +227,7 @@ function Charts({ steps, other, byTime, width }: { steps: Steps; other: Steps | 
   );
   return (
     <>
+      {health.value.value && <p class="quiet">Speed: {health.value.value.limits.line}.</p>}
       {shown[0] === REWARD && drawn(REWARD)}
       <p class="quiet">Ticks below an axis are weight updates. Drag across a chart to zoom, double-click to see all.</p>
       {GROUPS.map((group) => (

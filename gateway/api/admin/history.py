@@ -6,6 +6,7 @@ And `/admin/v1/console`: what the holder of a key may see. All of it is read fro
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from gateway.observe import signals
 from gateway.observe.timeline import spans
 from gateway.store import decisions, episode_pages, events, history, trainer_steps
 from gateway.store.episode_pages import EpisodeFilter
+from scheduler.policies import limits
 
 router = admin_router("History")
 
@@ -30,6 +32,8 @@ _DECISIONS = 10_000
 """The newest decisions by whose groups it is judged whether groups can be trained."""
 _STEPS = 200
 """The newest steps in which a figure is looked for."""
+Steps = Sequence[tuple[int, Mapping[str, float]]]
+"""Steps with their figures, in order; one that not every step has is of the last step that has it."""
 _FAILURES = ("engine.quarantined", "engine.dead")
 
 
@@ -91,22 +95,25 @@ async def _now(access: Access) -> float:
 
 @router.get("/health")
 async def health(access: Admin, model: OfModel = None, run: OfRun = None) -> dict[str, Any]:
-    """Return the checklist of a run: each signal with its value now, what is healthy, and what to do.
+    """Return the checklist of a run: each signal with its value now, what is healthy, and what to do; and what limits the run.
 
     `run`: the trainer's run whose steps are judged; the newest, if none is named. `at` is now, of a recorded run its last event.
     """
     name = await model_in_reach(access, model)
     slow = len(access.gateway.view.slow_episodes(name))
-    judged = await access.gateway.database.read(lambda c: _judged(c, name, run, slow))
-    return {"model": name, "at": await _now(access), "signals": judged}
+    steps = await access.gateway.database.read(lambda c: trainer_steps.newest(c, name, _STEPS, run))
+    judged = await access.gateway.database.read(lambda c: _judged(c, name, steps, slow))
+    limiting = limits.to_json([figures for _, figures in steps])
+    return {"model": name, "at": await _now(access), "signals": judged, "limits": limiting}
 
 
-def _judged(connection: Connection, model: str, run: str | None, slow: int) -> list[dict[str, Any]]:
+def _judged(connection: Connection, model: str, steps: Steps, slow: int) -> list[dict[str, Any]]:
+    figures = {name: (value, step) for step, of in steps for name, value in of.items()}
     wanted = EpisodeFilter(model=model, mode="train")
     newest = episode_pages.list_episodes(connection, wanted, _LOOKED_AT)
     calls = episode_pages.calls_of(connection, [row["id"] for row in newest]).values()
     return signals.judge(
-        _newest_figures(connection, model, run),
+        signals.StepFigures(figures, trained=bool(steps)),
         episode_pages.reasons(connection, model),
         sum(row["calls"] for row in calls),
         sum(row["truncated"] for row in calls),
@@ -115,18 +122,3 @@ def _judged(connection: Connection, model: str, run: str | None, slow: int) -> l
         decisions.ended_groups(connection, model, _DECISIONS),
         slow,
     )
-
-
-def _newest_figures(connection: Connection, model: str, run: str | None) -> signals.StepFigures:
-    """Return the newest figures of a run; one that not every step has is of the last step that has it."""
-    known = [each for each in trainer_steps.runs(connection, (model,)) if run in (None, each["run"])]
-    if not known:
-        return signals.StepFigures()
-    after = known[0]["last_step"] - _STEPS
-    found = trainer_steps.curves(connection, model, known[0]["run"], after=after)
-    newest: dict[str, tuple[float, int]] = {}
-    for name, column in found.figures.items():
-        for step, value in zip(found.step, column, strict=True):
-            if value is not None:
-                newest[name] = value, step
-    return signals.StepFigures(newest, trained=True)

@@ -15,7 +15,9 @@ from gateway.api.admin.admin_route import admin_router
 from gateway.api.admin.feed_responses import VersionState
 from gateway.api.context import Number
 from gateway.store import episodes as statements
+from gateway.store import trainer_steps
 from headgate.errors import BadRequest, Unprocessable
+from scheduler.policies import limits
 
 router = admin_router("Weights")
 _SLOW = 8
@@ -66,12 +68,13 @@ async def get_version(version: Number, access: Admin, model: str | None = None) 
 @router.get("/status")
 async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
     """Return a trained model's newest version and the ledger's batches; every engine, and totals. `trained`: what its trainer
-    reported when it released its node after a batch."""
+    reported when it released its node after a batch. `limits`: what limits its run, by its newest steps and `rollout_s`."""
     gateway, reach, found = access.gateway, access.reach, access.shown(model)
     newest, bad = await found.versions.newest(), await found.versions.bad()
     ledger, pools = found.ledger.rule, [m.pool for m in access.models]
     of = None if reach.everything else reach.models
     trained = gateway.view.trained_batch(found.name)
+    steps = await gateway.database.read(lambda c: trainer_steps.newest(c, found.name, limits.STEPS))
     return {
         "model": found.name,
         "models": list(reach.models),
@@ -85,6 +88,9 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "drop_equal": ledger.settings.drop_equal,
         "max_model_len": found.settings.max_model_len,
         "quantization": gateway.settings.engine_of(found.name).quantization,
+        "eta": ledger.settings.eta,
+        "rollout_s": gateway.view.rollout_seconds(found.name),
+        "limits": limits.to_json([figures for _, figures in steps]),
         "trained": asdict(trained) if trained is not None else None,
         "batches": [asdict(row) for row in ledger.batches()],
         "engines": [engine for pool in pools for engine in pool.describe()],

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler.cli import app
+from scheduler.cluster.file import ClusterFile
 from scheduler.planning import measured, report
 from scheduler.planning.profile import BadProfile, Profile
 from scheduler.planning.recorded import Block, TrainerRecord, timeline_of
@@ -48,6 +49,9 @@ def test_a_measured_profile_by_hand(tmp_path: Path) -> None:
         (6, 1),
         (7, 1),
     }
+    file = ClusterFile.load(Path(plan["cluster"]))
+    assert file.trainer is not None and file.trainer.ranks == 2
+    assert [file._engines(node.engines, node.tags) for node in file.nodes.values()] == [1] * 6 + [0] * 2
     assert Path(plan["png"]).read_bytes().startswith(b"\x89PNG")
 
 
@@ -316,6 +320,7 @@ def test_a_recorded_run_is_planned_from_its_folder(tmp_path: Path) -> None:
     plan = json.loads(result.output.splitlines()[-1])
     assert plan["best"]["rollout"] + plan["best"]["train"] <= 5
     assert "2 steps, each 6.00 node-seconds of rollout and 2.00 of training" in " ".join(plan["basis"])
+    assert plan["limits"] == {"line": "what limits the run is not known yet: 0 of 5 steps seen"}
     more = CliRunner().invoke(app, ["plan", "--run", str(tmp_path), "--number", "2"])
     own = json.loads(more.output.splitlines()[-1])["best"]
     assert (own["rollout"], own["train"]) == (1, 1)
