@@ -58,11 +58,14 @@ class NodeSettings(Section):
     """`rollout`: its engines sample; `train`: a trainer works on it; both: its engines sample while the trainer waits. Any other
     tag is a description."""
     zone: str = Field("", max_length=64)
-    """The network zone of the node; only shown."""
+    """The network zone of the node. Over HTTP each zone fetches a version once, and its mirrors then from one another; nodes
+    without a zone are in that of the weights' source."""
     engines: int = Field(0, ge=0, le=256)
     """The number of engines to start there, configured by `[engine]`; they are called NAME-0, NAME-1, ..."""
     urls: tuple[str, ...] = ()
     """The URLs of engines that run already, instead of `engines`."""
+    mirrors: tuple[str, ...] = ()
+    """The mirror (`gateway mirror`) of each of `urls`, as `[engine] mirrors` for the engines of `[engine] urls`."""
     model: str | None = None
     """Which model its engines run; the first trained one, if none is named."""
 
@@ -70,6 +73,10 @@ class NodeSettings(Section):
     def _engines_can_be(self) -> Self:
         if self.engines and self.urls:
             raise ValueError("set `engines` (started here) or `urls` (already running), not both")
+        if self.mirrors and len(self.mirrors) != len(self.urls):
+            raise ValueError(
+                f"`mirrors` has {len(self.mirrors)} for {len(self.urls)} `urls`: one for each is needed"
+            )
         if (self.engines or self.urls) and "rollout" not in self.tags:
             raise ValueError("engines need the tag 'rollout': without it they would never wake")
         return self

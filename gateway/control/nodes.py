@@ -128,7 +128,7 @@ class Nodes(LedgerListener):
     def slots(self, model: str) -> list[Slot]:
         """Return the engines of a model that the configuration puts on nodes."""
         return [
-            Slot(f"{name}-{i}", url, name)
+            Slot(f"{name}-{i}", url, name, settings.mirrors[i] if settings.mirrors else "", settings.zone)
             for name, settings in self._settings.nodes.items()
             if self._settings.model_on(name) == model
             for i, url in enumerate(settings.places)

@@ -117,7 +117,7 @@ class Versions(VersionRecords):
             self._host.add(self.model, slot)
         for slot in on_nodes:
             before = known.pop(slot.name, slot)
-            before.adopt(node=slot.node)
+            before.adopt(node=slot.node, mirror=slot.mirror, zone=slot.zone)
             self._host.add(self.model, before)
         for slot in known.values():
             self._host.add(self.model, slot)

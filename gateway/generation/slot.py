@@ -67,7 +67,9 @@ class Run:
 class Slot:
     """The gateway's view of an engine: its state, its version and its runs."""
 
-    def __init__(self, name: str, url: str | None = None, node: str = "", mirror: str = "") -> None:
+    def __init__(
+        self, name: str, url: str | None = None, node: str = "", mirror: str = "", zone: str = ""
+    ) -> None:
         self.name = name
         self.node = node
         """The name of the engine's node, if it has one."""
@@ -75,6 +77,8 @@ class Slot:
         """The engine's URL, if this gateway does not start it."""
         self.mirror = mirror
         """The URL of the mirror of weights near the engine, if it does not read this machine's files."""
+        self.zone = zone
+        """The network zone of its node; only the coordinator knows."""
         self.owned = False
         """True if the engine is a child process of the coordinator, with which it ends; set in followers."""
         self.reason = ""
@@ -287,9 +291,9 @@ class Slot:
 
     # The engine behind the slot
 
-    def adopt(self, *, node: str = "", mirror: str = "") -> None:
+    def adopt(self, *, node: str = "", mirror: str = "", zone: str = "") -> None:
         """Set what only a coordinator knows about an engine."""
-        self.node, self.mirror = node, mirror
+        self.node, self.mirror, self.zone = node, mirror, zone
 
     def follow(self, url: str | None, *, owned: bool) -> None:
         """Set the URL that the coordinator reports; a new URL drops the connection to the old one."""

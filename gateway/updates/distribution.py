@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 from pathlib import Path
 from typing import Self
 
@@ -29,6 +29,8 @@ from headgate.weights.mirror import Mirror
 from scheduler.policies.proof import ProofReport, weigh
 
 log = logging.getLogger(__name__)
+_NEAR = 4
+"""Mirrors of its zone that an engine's mirror tries before the source."""
 
 
 class Distribution:
@@ -44,6 +46,8 @@ class Distribution:
         key = settings.key.get_secret_value() if settings.key else None
         limit = settings.limit_mb_s * 1e6 if settings.limit_mb_s else None
         self._mirror = Mirror(settings.dir / model, key, limit)
+        self._holders: tuple[int, Set[str]] = (-1, frozenset())
+        """The newest version that was spread, and the mirrors that fetched it."""
 
     async def __aenter__(self) -> Self:
         await self._mirror.__aenter__()
@@ -80,8 +84,8 @@ class Distribution:
         if self._collective is not None:
             await self._collective.stage_all(weights, slots)
             return
-        mirrors = sorted({slot.mirror for slot in slots if slot.mirror})
-        if not weights.source or not mirrors:
+        zones = {slot.mirror: slot.zone for slot in slots if slot.mirror}
+        if not weights.source or not zones:
             return
 
         async def fetch(mirror: str, sources: list[str]) -> None:
@@ -90,7 +94,7 @@ class Distribution:
         limit = self._settings.fetch_s
         try:
             async with asyncio.timeout(limit):
-                failed = await fan_out(weights.source, mirrors, fetch)
+                failed = await fan_out(weights.source, zones, fetch)
         except TimeoutError:
             log.error(
                 "not every mirror fetched version %d within %g s ([weights] fetch_s)",
@@ -100,6 +104,7 @@ class Distribution:
             return
         for mirror, error in failed.items():
             log.error("version %d was not fetched by the mirror %s: %s", weights.version, mirror, error)
+        self._holders = weights.version, zones.keys() - failed.keys()
 
     async def load(
         self, slot: Slot, weights: Weights, slots: Iterable[Slot], check: Callable[[], Awaitable[None]]
@@ -141,8 +146,16 @@ class Distribution:
         is_copy = weights.path == str(self.path(weights.version).resolve())
         if not slot.mirror or not is_copy:
             return weights.path
-        others = sorted({other.mirror for other in slots if other.mirror} - {slot.mirror})
-        sources = dict.fromkeys([weights.source, *self._settings.sources, *others])
+        zones = {other.mirror: other.zone for other in slots if other.mirror and other.mirror != slot.mirror}
+        version, holders = self._holders
+        near = [
+            m
+            for m, zone in zones.items()
+            if zone == slot.zone and version == weights.version and m in holders
+        ]
+        sources = dict.fromkeys(
+            [*near[:_NEAR], weights.source, *self._settings.sources, *sorted(zones.keys() - {*near})]
+        )
         try:
             return await self._mirror.request(slot.mirror, weights.version, [s for s in sources if s])
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -76,7 +76,8 @@ async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str
     name = body.name or f"{model.name}-{secrets.token_hex(3)}"
     if any(name in other.pool.slots for other in gateway.models):
         raise Conflict(f"an engine {name!r} exists already: choose another name", code="engine_exists")
-    slot = Slot(name, body.url, body.node or "", body.mirror or "")
+    zone = gateway.coordinator.nodes.get(body.node).settings.zone if body.node else ""
+    slot = Slot(name, body.url, body.node or "", body.mirror or "", zone)
     gateway.host.add(model.name, slot)
     await model.pool.wait_until(lambda: slot.state in ("open", "asleep") or slot.given_up, wait)
     return {**slot.describe(model.name)}
