@@ -1,6 +1,6 @@
 """The order in which mirrors fetch a version: over the link to a zone once, then within it in a tree from one another.
 
-Invariants: the root serves its own zone (that of mirrors without one) and the first mirror of each other zone; whoever has the
+Invariants: the root serves its own zone (that of mirrors without one) and the first mirror of each other zone; each that has the
 version serves `width` others of its zone at a time, so the time to the last grows with the logarithm of their number.
 """
 

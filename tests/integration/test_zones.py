@@ -25,10 +25,10 @@ LINK_S = 0.25
 
 @pytest.mark.parametrize("engines", [9, pytest.param(64, marks=pytest.mark.long)])
 async def test_each_zone_fetches_a_version_once(tiny_model: Path, tmp_path: Path, engines: int) -> None:
-    asked: Counter[tuple[str, str]] = Counter()
+    requested: Counter[tuple[str, str]] = Counter()
 
     async def link(request: web.Request) -> web.Response | None:
-        asked[request.path, request.headers.get("Range", "")] += 1
+        requested[request.path, request.headers.get("Range", "")] += 1
         await asyncio.sleep(LINK_S)  # noqa: TID251 - simulates the link
         return None
 
@@ -65,7 +65,7 @@ async def test_each_zone_fetches_a_version_once(tiny_model: Path, tmp_path: Path
         record = await gateway.admin.publish(1, wait_s=60, url=source)
         assert record["state"] == "live", record["why"]
         assert len([*tmp_path.glob("machine-*/v000001")]) == engines
-    assert asked and {*asked.values()} == {1 + len(ZONES)}, "the gateway and each zone, each piece once"
+    assert requested and {*requested.values()} == {1 + len(ZONES)}, "the gateway and each zone, each piece once"
     print(
         f"{engines} engines: {seconds[0]:.2f} s to the last mirror, {time.monotonic() - began:.2f} s in all"
     )
