@@ -16,6 +16,9 @@ MAX_LORAS = 2
 _METADATA = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
 """Addresses of clouds' metadata services (Alibaba, Oracle, AWS on IPv6) that are not link-local."""
 
+_SPECULATIVE = ("--speculative", "-sc", "--spec-")
+"""Arguments that turn on vLLM's speculative decoding (lab/notes/speculative.md)."""
+
 
 class EngineSettings(Section):
     """`[engine]`, or `[models.NAME.engine]`: the servers that turn token ids into token ids."""
@@ -84,6 +87,10 @@ class EngineSettings(Section):
         if self.launch != "vllm" and self.tensor_parallel > 1:
             raise ValueError(
                 "`tensor_parallel` is for launch = 'vllm': an engine that is started elsewhere has its own option for it"
+            )
+        if speculative := [arg for arg in self.args if arg.startswith(_SPECULATIVE)]:
+            raise ValueError(
+                f"`args`: {speculative[0]!r} is refused: vLLM then returns log-probabilities that are not those of its model"
             )
         if self.quantization and (self.launch == "fake" or self.api == "sglang"):
             raise ValueError("`quantization` is for vLLM: leave it out")

@@ -65,7 +65,9 @@ async def test_each_zone_fetches_a_version_once(tiny_model: Path, tmp_path: Path
         record = await gateway.admin.publish(1, wait_s=60, url=source)
         assert record["state"] == "live", record["why"]
         assert len([*tmp_path.glob("machine-*/v000001")]) == engines
-    assert requested and {*requested.values()} == {1 + len(ZONES)}, "the gateway and each zone, each piece once"
+    assert requested and {*requested.values()} == {1 + len(ZONES)}, (
+        "the gateway and each zone, each piece once"
+    )
     print(
         f"{engines} engines: {seconds[0]:.2f} s to the last mirror, {time.monotonic() - began:.2f} s in all"
     )

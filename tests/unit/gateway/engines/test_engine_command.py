@@ -17,6 +17,7 @@ from gateway.cli import app
     [
         ('quantization = "fp8_per_channel"', [], "fp8_per_channel"),
         ('launch = "fake"\nquantization = "fp8_per_channel"', [], "`quantization` is for vLLM"),
+        ('args = ["--speculative-config", "{}"]', [], "'--speculative-config' is refused"),
         ("tensor_parallel = 2", [], "2"),
         ("tensor_parallel = 2", ["--tensor-parallel", "4"], "4"),
         ("tensor_parallel = 2", ["--tensor-parallel", "1"], ""),
