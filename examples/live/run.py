@@ -62,7 +62,8 @@ class LiveDemo(Demo):
         return {
             "before": before["reward_mean"],
             "after": after["reward_mean"],
-            "failed_requests": users.counts.pop("failed_requests", 0),
+            "failed_requests": users.failures.total(),
+            "failures": dict(users.failures.most_common(3)),
             "users": dict(users.counts),
             "newest_conversations": dict(conversations),
             "seconds": self.seconds,

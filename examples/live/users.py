@@ -39,7 +39,9 @@ class Users:
     key: str
     seed: int
     counts: Counter[str] = field(default_factory=Counter)
-    """Conversations by what became of them, and `failed_requests`."""
+    """Conversations by how they went on."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed requests by their errors."""
 
     async def talk(self) -> None:
         """Talk until this is cancelled."""
@@ -63,8 +65,8 @@ class Users:
         for task in questions:
             try:
                 await self._conversation(task, rng, client, http)
-            except (openai.APIError, httpx.HTTPError):
-                self.counts["failed_requests"] += 1
+            except (openai.APIError, httpx.HTTPError) as error:
+                self.failures[f"{type(error).__name__}: {error}"] += 1
 
     async def _conversation(
         self, task: dict[str, Any], rng: random.Random, client: openai.AsyncOpenAI, http: httpx.AsyncClient
