@@ -84,6 +84,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "free_slots": ledger.free_slots(),
         "drop_equal": ledger.settings.drop_equal,
         "max_model_len": found.settings.max_model_len,
+        "routers": found.routers and found.routers._asdict(),
         "quantization": gateway.settings.engine_of(found.name).quantization,
         "trained": asdict(trained) if trained is not None else None,
         "batches": [asdict(row) for row in ledger.batches()],
