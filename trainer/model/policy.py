@@ -230,10 +230,11 @@ class Policy(nn.Module):
 
     def _decode(self, ids: Tensor, positions: Tensor) -> Tensor:
         decoder = self.model.get_decoder()
-        found: Tensor = decoder(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False
-        ).last_hidden_state[0]
-        return found
+        found = decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        if not hasattr(found, "last_hidden_state"):
+            raise ConfigError("transformers does not name its decoder")
+        hidden: Tensor = found.last_hidden_state[0]
+        return hidden
 
     @torch.no_grad()
     def plain(self, rows: Sequence[Tensor]) -> list[Tensor]:
