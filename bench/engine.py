@@ -48,6 +48,8 @@ class EngineSettings:
     chunk_ms: float = 5.0
     chunks: int = 64
     tools: bool = False
+    routes: bool = False
+    """Generations end with the experts of all tokens, the prompt's too, as those of a mixture."""
 
     def reply(self, max_tokens: int) -> Reply:
         """Return the reply to a request for `max_tokens` tokens."""
@@ -134,7 +136,9 @@ class Engine:
             case "/weight_info":
                 return 200, {"weight_version": self.label}
             case "/server_info":
-                return 200, {"vllm_config": {"model_config": {"enable_sleep_mode": False}}}
+                routed = {"enable_return_routed_experts": self.settings.routes}
+                config = {"model_config": {"enable_sleep_mode": False}, "aux_output_config": routed}
+                return 200, {"vllm_config": config}
             case "/bench/settings":
                 self.settings = replace(self.settings, **values)
             case "/health" | "/collective_rpc":
@@ -146,16 +150,24 @@ class Engine:
         return 200, {}
 
     def _chunks(
-        self, settings: EngineSettings, form: str, max_tokens: int, interval: int, extra: str | bool
+        self,
+        settings: EngineSettings,
+        form: str,
+        max_tokens: int,
+        interval: int,
+        extra: str | bool,
+        prompt: int = 0,
     ) -> Chunks:
-        """Return the chunks of a reply. `extra`: a generation's label; for a chat, whether it requests its usage."""
+        """Return the chunks of a reply. `extra`: a generation's label; for a chat, whether it requests its usage. `prompt`: the
+        tokens of it whose experts a generation reports; 0: it reports none."""
         reply = settings.reply(max_tokens)
         gap_s = settings.chunk_ms / 1000
         if form == "chat":
             return chat_chunks(reply, gap_s, usage=bool(extra))
         if form == "message":
             return message_chunks(reply, gap_s)
-        return generate_chunks(reply, gap_s, interval, str(extra))
+        routed = prompt + len(reply.ids) - 1 if prompt else 0
+        return generate_chunks(reply, gap_s, interval, str(extra), routed)
 
     def _schedule(self) -> None:
         if self._timer is not None:
@@ -236,7 +248,9 @@ class Connection(asyncio.Protocol):
         max_tokens, name = params.get("max_tokens", 16), values.get("request_id", "generate")
         if values.get("stream"):
             interval = params.get("stream_interval") or 1
-            chunks = engine.chunks(engine.settings, "generate", max_tokens, interval, engine.label)
+            start = params.get("routed_experts_prompt_start", 0)
+            prompt = len(values["token_ids"]) - start if engine.settings.routes else 0
+            chunks = engine.chunks(engine.settings, "generate", max_tokens, interval, engine.label, prompt)
             self.write(_EVENTS)
             engine.start(self, name, chunks)
             return
@@ -294,10 +308,12 @@ def main() -> None:
     parser.add_argument(
         "--tools", action="store_true", help=f"replies of {TOOL_TOKENS} tokens that think and call a tool"
     )
+    parser.add_argument("--routes", action="store_true", help="report the experts of tokens")
     options = parser.parse_args()
     if options.chunk_ms < 0 or options.chunks < 1:
         parser.error("--chunk-ms must not be negative, --chunks not below 1")
-    uvloop.run(serve(options.port, EngineSettings(options.chunk_ms, options.chunks, options.tools)))
+    settings = EngineSettings(options.chunk_ms, options.chunks, options.tools, options.routes)
+    uvloop.run(serve(options.port, settings))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,15 @@ Pure. A `Chunks` holds the frames of one stream (HTTP's chunked coding and serve
 
 from __future__ import annotations
 
+import base64
+import io
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
+from bench.model import MIXTURE
 from bench.replies import ARGUMENTS, LOGPROB, TOOL, Reply
 
 _CREATED = 1_700_000_000
@@ -48,14 +52,17 @@ class Chunks:
         return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def generate_chunks(reply: Reply, gap_s: float, interval: int, label: str) -> Chunks:
-    """Return a generation, `interval` tokens in a chunk."""
+def generate_chunks(reply: Reply, gap_s: float, interval: int, label: str, routed: int = 0) -> Chunks:
+    """Return a generation, `interval` tokens in a chunk; the last one has the experts of `routed` tokens."""
     size = len(reply.ids)
     tails: list[tuple[bytes, ...]] = []
     for start in range(0, size, interval):
         ids = reply.ids[start : start + interval]
         finish = _engine_finish(reply) if start + interval >= size else None
-        tails.append((_generate_tail(ids, finish, label, size),))
+        choice = _generated(ids, finish, label, size)
+        if finish and routed:
+            choice["routed_experts"] = routes_of(routed)
+        tails.append((_tail({"choices": [choice]}),))
     return Chunks(b'data: {"request_id":"', tails, gap_s * interval)
 
 
@@ -101,6 +108,15 @@ def message_chunks(reply: Reply, gap_s: float) -> Chunks:
     stop = _message_event("message_delta", delta=_stopped(reply.finish), usage=usage)
     tails[-1] += (*_stop_block(index), stop, _message_event("message_stop"))
     return Chunks(b"", tails, gap_s, _END)
+
+
+def routes_of(rows: int) -> str:
+    """Return the experts of some tokens, of 48 layers with 8 of 128 experts each, as vLLM reports them."""
+    file = io.BytesIO()
+    at = np.arange(rows * MIXTURE["num_hidden_layers"]).reshape(rows, -1, 1)
+    chosen = (7 * at + np.arange(MIXTURE["num_experts_per_tok"])) % MIXTURE["num_experts"]
+    np.save(file, chosen.astype(np.uint8), allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def generate_whole(reply: Reply, name: str, label: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import typer
 
 from bench.model import save_model
 from bench.pair import MAX_TOKENS, PairPlan, measure_pairs, show_pair
-from bench.peer_servers import APIS, LITELLMS, ROUTERS, TARGETS
+from bench.peer_servers import APIS, LITELLMS, ROUTERS, ROUTES, TARGETS
 from bench.peers import PeerPlan, keys_of, measure_peers, show_peers
 from bench.processes import ENGINE_PYTHON, EnginePython, check_installed
 from bench.report import Steps, finish, machine
@@ -32,6 +32,7 @@ _ENGINES = {
     "both": ["fake", "vllm"],
     "all": ["mock", "fake", "vllm"],
 }
+_TARGETS = ",".join(name for name in TARGETS if name != ROUTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def main(
         str, typer.Option(help="Numbers of streams with fake and vllm, with commas.")
     ] = "1,8,32,64",
     mock_streams: Annotated[str, typer.Option(help="The same with mock.")] = "64,256",
-    targets: Annotated[str, typer.Option(help="With mock: which, with commas.")] = ",".join(TARGETS),
+    targets: Annotated[str, typer.Option(help=f"With mock: which, with commas; also `{ROUTES}`.")] = _TARGETS,
     apis: Annotated[
         str, typer.Option(help="With mock: `chat` (OpenAI's), `messages` (Anthropic's) or both.")
     ] = ",".join(APIS),

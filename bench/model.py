@@ -37,6 +37,8 @@ _CONFIG = {
     "eos_token_id": 258,
     "pad_token_id": 256,
 }
+MIXTURE = {"num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48}
+"""What makes the config that of a mixture, with the routers of Qwen3-30B-A3B."""
 _STD = 0.06
 _LEARNED = 8192
 """Tokens that are learned from a corpus."""

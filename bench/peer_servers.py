@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bench.processes import Child, run_gateway, run_server
+from bench.model import MIXTURE
+from bench.processes import Child, run_gateway, run_mock, run_server
 from headgate.processes.ports import free_port
 
 ROUTERS = ("vllm-router", "sglang-router")
 LITELLM_RUST = "litellm-rust"
 """LiteLLM's proxy with `LITELLM_RUST=1`, which it uses for Anthropic's API alone."""
 LITELLMS = ("litellm", LITELLM_RUST)
+ROUTES = "headgate-routes"
+"""headgate with router replay, before a mock engine of its own that reports the experts of tokens. Measured on request."""
 APIS = {
-    "chat": ("engine", "headgate", "passthrough", "litellm", *ROUTERS),
+    "chat": ("engine", "headgate", "passthrough", "litellm", *ROUTERS, ROUTES),
     "messages": ("engine", "headgate", "passthrough", *LITELLMS),
 }
 """The targets that serve each API: OpenAI's chat completions, and Anthropic's messages."""
@@ -48,14 +53,24 @@ async def start_peer(
         case "headgate":
             async with run_gateway(engine, model, work) as child:
                 yield child
+        case _ if name == ROUTES:
+            mixture = work / "mixture"
+            shutil.copytree(model, mixture)
+            config = mixture / "config.json"
+            config.write_text(json.dumps(json.loads(config.read_text()) | MIXTURE))
+            async with (
+                run_mock(work, "--routes") as own,
+                run_gateway(own, mixture, work, router_replay=True) as child,
+            ):
+                yield child
         case "passthrough":
             argv = [sys.executable, "-m", "bench.passthrough", "--port", str(port), "--engine", engine.url]
             async with run_server(name, argv, port, "/openapi.json", work) as child:
                 yield child
         case _ if name in LITELLMS:
-            config = work / "litellm.yaml"
-            config.write_text(_litellm_config(engine))
-            argv = [str(programs[name].absolute()), "--config", str(config), "--num_workers", "1"]
+            litellm = work / "litellm.yaml"
+            litellm.write_text(_litellm_config(engine))
+            argv = [str(programs[name].absolute()), "--config", str(litellm), "--num_workers", "1"]
             argv += ["--host", "127.0.0.1", "--port", str(port)]
             env = _LITELLM_ENV | {"LITELLM_RUST": "1" if name == LITELLM_RUST else "0"}
             async with run_server(name, argv, port, "/health/liveliness", work, env) as child:

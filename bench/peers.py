@@ -23,8 +23,9 @@ import httpx
 
 from bench.engine import EngineSettings
 from bench.figures import LATENCIES, RATES, describe, figures, median_of, ratio
+from bench.frames import routes_of
 from bench.load import Shape, Target, Window, measure
-from bench.peer_servers import APIS, LITELLM_RUST, LITELLMS, model_of, start_peer
+from bench.peer_servers import APIS, LITELLM_RUST, LITELLMS, ROUTES, model_of, start_peer
 from bench.processes import Child, run_mock
 from bench.replies import TOOL_TOKENS
 from bench.report import Spread, Steps, number, show, spread
@@ -76,7 +77,9 @@ class PeerPlan:
         """One after another."""
         plain = [Shape(32, 8, False), Shape(1, 8, False), *(Shape(n, 64, True) for n in self.streams)]
         tools = [Shape(32, TOOL_TOKENS, False), *(Shape(n, TOOL_TOKENS, True) for n in self.streams)]
-        shapes = [(s, False) for s in plain] + [(s, True) for s in tools if self.tools]
+        # The mock engine that reports experts replies without tools.
+        with_tools = self.tools and ROUTES not in self.targets
+        shapes = [(s, False) for s in plain] + [(s, True) for s in tools if with_tools]
         return [PeerLoad(*shape, api) for api in self.apis for shape in shapes]
 
     def targets_of(self, api: str) -> list[str]:
@@ -164,7 +167,7 @@ class _PeerBench:
     async def _open(self, name: str, load: PeerLoad) -> ChatTarget:
         port, model = self.children[name].port, model_of(name, load.api)
         kind = ChatKind(load.tools, self.plan.logprobs, load.settings.reply, model)
-        keys = await open_episodes(port) if name == "headgate" else ()
+        keys = await open_episodes(port) if name in ("headgate", ROUTES) else ()
         kind_of_target = MessagesTarget if load.api == "messages" else ChatTarget
         return kind_of_target(name, port, self.prompts, keys, kind)
 
@@ -218,9 +221,9 @@ def _figures(window: Window, rss_mib: float) -> dict[str, float | None]:
 
 def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
     """Return the keys that other programs read: `vs_PEER_requests` (with 32 connections; `_1`: with one), `vs_PEER_chunks_64`
-    and so on;
-    headgate's CPU a chunk; `first_p99_ratio_64`, its p99 of the time to a first token over the pass-through's. Those of messages
-    are `vs_PEER_messages_requests` and so on; `litellm-rust` has none where Python responded.
+    and so on; headgate's CPU a chunk; `routes_cpu_per_chunk_64`, that with the experts of all tokens over that without, and
+    `routes_bytes_per_token` of the engine's response; `first_p99_ratio_64`, its p99 of the time to a first token over the
+    pass-through's. Those of messages are `vs_PEER_messages_requests` and so on; `litellm-rust` has none where Python responded.
     """
     keys: dict[str, float | None] = {}
     for result in results:
@@ -234,6 +237,10 @@ def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
             if result["streamed"]:
                 for what in ("chunks", "tokens"):
                     keys[f"{versus}_{what}_{load}"] = _median(ratios[f"{what}_per_s"])
+                if peer == ROUTES:
+                    off_to_on = _median(ratios["cpu_us_per_chunk"])
+                    keys[f"routes_cpu_per_chunk_{load}"] = ratio(1.0, off_to_on)
+                    keys["routes_bytes_per_token"] = len(routes_of(1000)) / 1000
                 if peer == "passthrough":
                     keys[f"first_p99_ratio{api}_{load}"] = _median(ratios["first_ms_p99"])
             else:

@@ -122,7 +122,13 @@ async def run_gateway(engine: Child, model: Path, work: Path, **options: Any) ->
 
 @asynccontextmanager
 async def serve_gateway(
-    model: Path, tables: str, work: Path, *, max_model_len: int = 2048, module: str = "gateway.cli"
+    model: Path,
+    tables: str,
+    work: Path,
+    *,
+    max_model_len: int = 2048,
+    module: str = "gateway.cli",
+    router_replay: bool = False,
 ) -> AsyncIterator[Child]:
     """Run `gateway serve`, recording into SQLite as it does by default; `tables` are further tables of its file.
 
@@ -133,6 +139,7 @@ async def serve_gateway(
     config.write_text(
         f"[server]\nport = {port}\n"
         f"[models.bench]\npath = '{model}'\nmax_model_len = {max_model_len}\n"
+        f"router_replay = {str(router_replay).lower()}\n"
         f"{tables}"
         f"[store]\nurl = 'sqlite:///{work}/gateway-{port}.db'\n"
         f"[control]\nrecording = '{work}/control-{port}.jsonl'\n"

@@ -126,6 +126,8 @@ def _has_router(text: Mapping[str, Any], layer: int) -> bool:
     kinds = text.get("mlp_layer_types")
     if kinds:
         return bool(kinds[layer] == "sparse")
+    if period := text.get("expert_layer_period"):
+        return layer % int(period) == int(text.get("expert_layer_offset") or 0)
     if text.get("moe_layers") is not None:
         return layer in text["moe_layers"]
     dense = max(int(text.get(key) or 0) for key in _DENSE_FIRST)

@@ -103,6 +103,12 @@ class RankState:
                 " transport publishes their sum with the weights"
             )
         self._policy = build.trained(settings.model, ranks, settings.run.seed, self.vision_inputs)
+        adapters = self._policy.adapters
+        if adapters is not None and adapters.of_experts and settings.serves_adapters:
+            raise ConfigError(
+                "[publish] transport = 'lora': adapters of experts cannot be published without the weights; any other transport"
+                " publishes their sum with them, or leave them out of [model.lora] targets"
+            )
         self.algorithm: Algorithm = settings.algorithm.create()
         self.optimizer = optim.create(self._policy.model, settings.optimizer)
         self._reference: build.Reference | None = None
@@ -303,7 +309,7 @@ class RankState:
 
     @on_all_ranks
     def gather_adapter(self) -> dict[str, Tensor]:
-        """Return the adapters that `[model.lora]` trained, by peft's names, on the CPU; empty on all ranks but 0."""
+        """Return the adapters that `[model.lora]` trained, by their names in the model, on the CPU; empty on all ranks but 0."""
         assert self.policy.adapters is not None
         dtype = pretrained.DTYPES[self.settings.model.dtype]
         return parallel.gather(self.policy.adapters.factors(), self.ranks, dtype)

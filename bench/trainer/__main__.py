@@ -8,6 +8,8 @@ Before anything is timed, the clipped gradients of a first step are compared. Ba
   than with a row for each path, as a share of how many fewer tokens the tree has.
 - head: `head_peak_ratio`, the most memory that the output head uses in addition to its weights and their gradient, with a
   vocabulary of 151,936 over one with 8,192, at equal tokens.
+- replay: `replay_cost`, a mixture's step with recorded experts over that with its own choice; and `mixture_cost`, the latter over
+  the step of a dense model that multiplies as many numbers for a token.
 
 TRL is in an environment of its own (`make bench NAME=trainer` makes it); without one (`--trl none`) its keys are null.
 """
@@ -20,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,6 +107,11 @@ class Load:
             return None
         return statistics.median(self.rate(name)) / statistics.median(self.rate(other))
 
+    def slower(self, name: str, other: str) -> float:
+        """Return the CPU seconds of one side over another's, the median of the rounds."""
+        sides = (self.sides[each].answers for each in (name, other))
+        return statistics.median(mine["cpu_s"] / theirs["cpu_s"] for mine, theirs in zip(*sides, strict=True))
+
     def times_of_cpu(self, name: str, other: str) -> float | None:
         """Return the same by the CPU seconds of a step."""
         if other not in self.sides:
@@ -138,13 +145,13 @@ class Bench:
     threads: int
     rounds: int
 
-    def side(self, name: str, batch: Path, *options: str) -> Side:
-        """Return a side that trains on the batch in a file."""
+    def side(self, name: str, batch: Path, *options: str, model: str = "model") -> Side:
+        """Return a side that trains a model of the folder on the batch in a file."""
         module = "bench.trainer.trl" if name == "trl" else "bench.trainer.headgate"
         python = self.trl if name == "trl" else sys.executable
         shared = [
             "--model",
-            str(self.folder / "model"),
+            str(self.folder / model),
             "--batch",
             str(batch),
             "--threads",
@@ -163,11 +170,16 @@ class Bench:
             load.sides["paths"] = self.side("paths", path, *tokens, "--paths")
         if self.trl:
             load.sides["trl"] = self.side("trl", path, "--rows", str(self.rows))
+        self._measure(name, load, steps)
+        return load
+
+    def _measure(self, name: str, load: Load, steps: Steps) -> None:
+        """Step the sides in turns. Raise RuntimeError unless all gradients are those of the side `headgate`, if there is one."""
         try:
-            steps.begin(f"{name}: the same gradient?")
+            steps.begin(f"{name}: the first step")
             for side in load.sides.values():
                 side.step()
-            for other in load.sides.keys() - {"headgate"}:
+            for other in load.sides.keys() - {"headgate"} if "headgate" in load.sides else ():
                 gap = load.gap("headgate", other)
                 if gap is None or not gap < TOLERANCE:
                     raise RuntimeError(
@@ -180,7 +192,6 @@ class Bench:
         finally:
             for side in load.sides.values():
                 side.close()
-        return load
 
     def long_tail(self, steps: Steps, sizes: Sizes) -> tuple[dict[str, Any], list[list[str]]]:
         """Measure lengths with a long tail: rates, and the padding on our side."""
@@ -204,6 +215,21 @@ class Bench:
         figures = {"vs_trl_trees": load.times("headgate", "trl"), "tree_efficiency": efficiency}
         return figures, self.rows_of("branching episodes", load)
 
+    def replay(self, steps: Steps, sizes: Sizes) -> tuple[dict[str, Any], list[list[str]]]:
+        """Measure a dense model, a mixture, and the mixture with recorded experts."""
+        batch, path = workloads.branches(sizes, 3, path=200, shared=0.5, fan=2), self.folder / "replay.npz"
+        workloads.save(batch, path)
+        tokens = ["--tokens", "1024"]
+        load = Load(batch, {"dense": self.side("dense", path, *tokens)})
+        load.sides["mixture"] = self.side("mixture", path, *tokens, model="mixture")
+        load.sides["replay"] = self.side("replay", path, *tokens, "--replay", model="mixture")
+        self._measure("replay", load, steps)
+        figures = {
+            "replay_cost": load.slower("replay", "mixture"),
+            "mixture_cost": load.slower("mixture", "dense"),
+        }
+        return figures, self.rows_of("router replay", load)
+
     def rows_of(self, what: str, load: Load) -> list[list[str]]:
         """Return the table's rows of a workload."""
         return [
@@ -213,7 +239,7 @@ class Bench:
                 number(statistics.median(answer["cpu_s"] for answer in side.answers)),
                 number(load.times(name, "trl"), 2),
                 number(load.times_of_cpu(name, "trl"), 2),
-                f"{load.gap('headgate', name):.0e}" if name != "headgate" else "-",
+                f"{load.gap('headgate', name):.0e}" if name != "headgate" in load.sides else "-",
             ]
             for name, side in load.sides.items()
         ]
@@ -253,17 +279,22 @@ def main(
     tailed, branching = (few, few) if small else (Sizes(4, 8, SMALL), Sizes(3, 4, SMALL))
     figures: dict[str, Any] = {}
     rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as folder, Steps(2 * (1 + rounds) + 2) as steps:
+    with tempfile.TemporaryDirectory() as folder, Steps(3 * (1 + rounds) + 2) as steps:
         bench = Bench(Path(folder), trl, 2 if small else 4, threads, rounds)
-        write_model(Path(folder) / "model", Shape(hidden=64, layers=1) if small else Shape())
-        for measure, sizes in ((bench.long_tail, tailed), (bench.trees, branching)):
+        shape = Shape(hidden=64, layers=1) if small else Shape()
+        write_model(Path(folder) / "model", shape)
+        write_model(Path(folder) / "mixture", replace(shape, experts=8))
+        sides = ((bench.long_tail, tailed), (bench.trees, branching), (bench.replay, branching))
+        for measure, sizes in sides:
             found, shown = measure(steps, sizes)
             figures |= found
             rows += shown
         figures["head_peak_ratio"] = head_peak_ratio(steps, _HEAD_TOKENS)
     header = ("side", "trained tokens/s", "CPU s a step", "x TRL", "x TRL by CPU", "gradient's gap")
     show("A trainer's step", header, rows, "medians of the rounds (least..most)")
-    goals = [[key, _short(figures[key]), f"{goal:g}"] for key, goal in GOALS.items()]
+    goals = [
+        [key, _short(value), f"{GOALS[key]:g}" if key in GOALS else "-"] for key, value in figures.items()
+    ]
     show("Figures", ("key", "measured", "goal"), goals)
     finish({"bench": "trainer", **figures, "small": small, "rounds": rounds, "machine": machine()}, out)
 

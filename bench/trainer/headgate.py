@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from bench.trainer.load import Rollout, load, paths_of
+from headgate.routes import PackedRoutes, dtype_of, pack, router_shape
 from headgate.types import (
     Episode,
     Group,
@@ -51,12 +53,33 @@ def _nodes(rollout: Rollout) -> tuple[Node, ...]:
     return tuple(made)
 
 
-def settings_of(model: str, tokens: int, threads: int, folder: Path, attention: str = "spans") -> Settings:
+def routed(groups: list[Group], model: Path) -> list[Group]:
+    """Return groups whose tokens have recorded experts, random ones of the mixture `model`."""
+    shape, draw = router_shape(json.loads((model / "config.json").read_text())), np.random.default_rng(4)
+    assert shape is not None
+
+    def with_routes(node: Node) -> Node:
+        first = draw.integers(0, shape.experts, (len(node.ids), len(shape.layers), 1))
+        chosen = (first + np.arange(shape.top_k)) % shape.experts
+        packed = PackedRoutes(
+            pack(chosen, shape.experts), len(shape.layers), shape.top_k, dtype_of(shape.experts)
+        )
+        return replace(node, routes=packed)
+
+    def of(episode: Episode) -> Episode:
+        return replace(episode, nodes=tuple(map(with_routes, episode.nodes)))
+
+    return [replace(group, episodes=tuple(map(of, group.episodes))) for group in groups]
+
+
+def settings_of(
+    model: str, tokens: int, threads: int, folder: Path, attention: str = "spans", *, replay: bool = False
+) -> Settings:
     """Return a trainer with TRL's loss `dapo`, whose importance weight is clipped and not truncated."""
     return Settings.parse({
         "run": {"dir": folder, "steps": 1_000_000, "device": "cpu", "threads": threads},
         "gateway": {"url": "http://127.0.0.1:9"},
-        "model": {"path": model, "attention": attention},
+        "model": {"path": model, "attention": attention, "router_replay": replay},
         "optimizer": {"lr": 1e-6},
         "batch": {"tokens": tokens},
         "algorithm": {"type": "grpo", "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "importance_cap": float("inf")},
@@ -87,11 +110,13 @@ def main() -> None:
         action="store_true",
         help="each path of an episode as a row of its own, of which none is shared",
     )
+    parser.add_argument("--replay", action="store_true", help="replay recorded experts")
     parser.add_argument("--gradient", type=Path)
     options = parser.parse_args()
     rollouts = load(options.batch)
     way = "rows" if options.paths else "spans"  # spans would find what rows share
-    settings = settings_of(options.model, options.tokens, options.threads, options.batch.parent / "run", way)
+    folder = options.batch.parent / "run"
+    settings = settings_of(options.model, options.tokens, options.threads, folder, way, replay=options.replay)
     prepare_torch(settings)
     trainer = RankTrainer(settings, parallel.join(settings.parallel, "cpu"))
     counted = Counted(trainer.model)
@@ -104,6 +129,8 @@ def main() -> None:
 
         hook = trainer.optimizer.parts[0].register_step_pre_hook(write)
     groups = groups_of(paths_of(rollouts) if options.paths else rollouts)
+    if options.replay:
+        groups = routed(groups, Path(options.model))
     while sys.stdin.readline():
         counted.tokens = 0
         began = time.perf_counter(), time.process_time()

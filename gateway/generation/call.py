@@ -63,8 +63,12 @@ class Call:
         self.images: Final = images
         self._hints = hints or RoutingHints()
         self._routers = routers
+        self._routes_from = routes_from
         self._turn = Turn(call_id) if logged is None else logged.turn
-        if routers is not None:
+        routes = self._turn.routes
+        if routers is None:
+            self._turn.routes = None
+        elif routes is None or routes.routers != routers or routes.first > routes_from:
             self._turn.routes = TurnRoutes(routers, len(prompt), routes_from)
         self._top: list[TopLogprobs] = (
             top_of(self._turn) if logged is not None and sampling.top_logprobs else []
@@ -209,6 +213,7 @@ class Call:
     def resumed(self, logged: LoggedCall) -> Call:
         """Return this call with the id, prompt, sampling and tokens that another process has logged."""
         assert logged.details is not None
+        same = logged.images == self.images and np.array_equal(logged.prompt, self.prompt)
         return Call(
             logged.turn.call_id,
             logged.prompt,
@@ -218,5 +223,6 @@ class Call:
             hints=self._hints,
             images=logged.images,
             logged=logged,
-            routers=self._routers,  # from the prompt's beginning: it may be another one
+            routers=self._routers,
+            routes_from=self._routes_from if same else 0,
         )

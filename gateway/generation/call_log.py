@@ -77,6 +77,8 @@ class CallLog:
         self._epoch = epoch
         self._exists = epoch > 1
         self._logged = self._sent = len(turn.ids) if self._exists else 0
+        self._routed = self._sent_routes = 0 if turn.routes is None else -1
+        """The position up to which experts are logged; of those in a log that was taken over, nothing is known."""
 
     @property
     def movable(self) -> bool:
@@ -103,8 +105,9 @@ class CallLog:
 
     def end(self, delivered: bool = False) -> None:
         """End the log: a client has the whole reply (`delivered`), or no client will get it."""
-        if not (self.ended or self.taken_over or (self.left_to_others and not delivered)):
-            self.ended = True
+        if not (self.ended or self.taken_over):
+            # What is left to others gets what its run reported at the end.
+            self.ended = delivered or not self.left_to_others
             self._writer.mark_dirty(self)
 
     def leave(self) -> None:
@@ -116,13 +119,13 @@ class CallLog:
         turn = self._turn
         if self.ended:
             return Entry(self.call_id, self._place, self._epoch, b"", b"", 0, b"", over=True)
-        self._sent = len(turn.ids)
+        self._sent, self._sent_routes = len(turn.ids), 0 if turn.routes is None else turn.routes.next
         state = log_format.state_of(turn, self._details)
-        if self._exists:
+        if self._exists and self._routed == self._sent_routes:
             body = log_format.body_of(turn, self._logged) if self.movable else b""
             at = self._logged * TOKEN_BYTES if self.movable else 0
             return Entry(self.call_id, self._place, self._epoch, b"", state, at, body)
-        head = log_format.head_of(self._prompt, self._details, self._images)
+        head = log_format.head_of(self._prompt, self._details, self._images, turn.routes)
         body = log_format.body_of(turn, 0) if self.movable else b""
         return Entry(self.call_id, self._place, self._epoch, head, state, 0, body)
 
@@ -130,6 +133,7 @@ class CallLog:
         """Apply the outcome of the newest entry."""
         if outcome == "written":
             self._exists, self._logged, self.written_at = True, self._sent, now
+            self._routed = self._sent_routes
             self.call.flush()
         elif outcome == "gone":
             self._exists, self._logged = False, 0

@@ -1,8 +1,8 @@
 """Encodes a running call as a log, so that another process can continue it. Pure.
 
-The head is written once: the request, its sampling and its prompt. The body has 8 bytes for each token, its id and its
-log-probability, little-endian. The state has everything else about these tokens, above all the versions that may have sampled
-them.
+The head is written once: the request, its sampling and its prompt. With the experts that tokens went through, which an engine
+reports at the end of a run, the whole log is written again. The body has 8 bytes for each token, its id and its log-probability,
+little-endian. The state has everything else about these tokens, above all the versions that may have sampled them.
 
 A call whose sampler has a state cannot be continued: its log only names the process that runs it, for retries.
 """
@@ -20,10 +20,11 @@ import orjson
 from gateway.bus.base import Log
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Span, Turn
+from gateway.trajectories.turn_routes import TurnRoutes
 from headgate.types import FinishReason, ImageSpan, Int32Array, Sampling
 
-_FORMAT, _WITH_IMAGES = 1, 2
-"""An older build would continue a call without its images, so their logs have another format."""
+_FORMAT, _WITH_IMAGES, _WITH_ROUTES = 1, 2, 3
+"""An older build would continue a call without its images or experts, so their logs have other formats."""
 _TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack
@@ -55,8 +56,13 @@ class LoggedCall:
     """The images among the prompt's tokens."""
 
 
-def head_of(prompt: Int32Array, details: TurnDetails, images: Sequence[ImageSpan] = ()) -> bytes:
-    """Return the part of a call's log that does not change."""
+def head_of(
+    prompt: Int32Array,
+    details: TurnDetails,
+    images: Sequence[ImageSpan] = (),
+    routes: TurnRoutes | None = None,
+) -> bytes:
+    """Return the part of a call's log that changes at most with its runs: `routes` are of those that ended."""
     values: dict[str, Any] = {"format": _FORMAT, "request_key": details.request_key, "details": None}
     if images:
         values |= {"format": _WITH_IMAGES, "images": [list(image) for image in images]}
@@ -64,6 +70,10 @@ def head_of(prompt: Int32Array, details: TurnDetails, images: Sequence[ImageSpan
     if not details.used.pinned:
         values["details"] = {name: getattr(details, name) for name in _DETAILS}
         ids = prompt.astype("<i4").tobytes()
+        if routes is not None:
+            saved, rows = routes.saved()
+            values |= {"format": _WITH_ROUTES, "prompt": len(prompt), "routes": saved}
+            ids += rows
     text = orjson.dumps(values, option=orjson.OPT_NON_STR_KEYS)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + ids
 
@@ -95,7 +105,7 @@ def read(log: Log) -> LoggedCall | None:
     """Read a log; None if it is incomplete, or of another build."""
     end = _LENGTH_BYTES + int.from_bytes(log.head[:_LENGTH_BYTES], "little")
     values = orjson.loads(log.head[_LENGTH_BYTES:end])
-    if values["format"] not in (_FORMAT, _WITH_IMAGES):
+    if values["format"] not in (_FORMAT, _WITH_IMAGES, _WITH_ROUTES):
         return None
     turn = Turn(log.call)
     if values["details"] is None:
@@ -108,7 +118,10 @@ def read(log: Log) -> LoggedCall | None:
     turn.ids, turn.logprobs = tokens["id"].tolist(), tokens["logprob"].tolist()
     turn.spans = [Span(*span) for span in spans]
     details = _details(values["details"], first_token_s)
-    prompt = np.frombuffer(log.head, "<i4", offset=end).astype(np.int32)
+    length = values.get("prompt", -1)
+    prompt = np.frombuffer(log.head, "<i4", length, end).astype(np.int32)
+    if "routes" in values:
+        turn.routes = TurnRoutes.restored(values["routes"], log.head[end + 4 * length :], length)
     images = tuple(ImageSpan(*image) for image in values.get("images", ()))
     return LoggedCall(log, values["request_key"], prompt, details, turn, images=images)
 

@@ -28,9 +28,9 @@ class TurnRoutes:
 
     def __init__(self, routers: RouterShape, prompt: int, first: int = 0) -> None:
         """`prompt`: its number of tokens. `first`: the first position whose row is not recorded yet."""
-        self._routers = routers
+        self.routers = routers
+        self.first = first
         self._prompt = prompt
-        self._first = first
         self._dtype = dtype_of(routers.experts)
         self._absent = np.iinfo(self._dtype).max
         self._rows = self._missing(0)
@@ -38,10 +38,23 @@ class TurnRoutes:
         self.impossible = 0
         """Rows that an engine reported, and that cannot be routes of this model."""
 
+    @classmethod
+    def restored(cls, values: Sequence[Any], rows: bytes, prompt: int) -> TurnRoutes:
+        """Return the inverse of `saved`. Raise ValueError if the rows are not whole."""
+        layers, top_k, experts, total, first, impossible = values
+        found = cls(RouterShape(tuple(layers), top_k, experts, total), prompt, first)
+        found._rows = np.frombuffer(rows, found._rows.dtype).reshape(-1, *found._rows.shape[1:])
+        found.impossible = impossible
+        return found
+
+    def saved(self) -> tuple[list[Any], bytes]:
+        """Return plain values and rows, with which another process continues."""
+        return [*self.routers, self.first, self.impossible], self._rows.tobytes()
+
     @property
     def next(self) -> int:
         """The first position whose row is missing."""
-        return self._first + len(self._rows)
+        return self.first + len(self._rows)
 
     def begin_run(self, sampled: int) -> None:
         """Start a run after `sampled` tokens."""
@@ -71,12 +84,12 @@ class TurnRoutes:
     def packed(self, start: int, end: int) -> PackedRoutes | None:
         """Return the rows of the positions from `start` to `end`, absent where they are missing; None if all are."""
         found = self._missing(end - start)
-        low, high = max(start, self._first), min(end, self.next)
+        low, high = max(start, self.first), min(end, self.next)
         if low < high:
-            found[low - start : high - start] = self._rows[low - self._first : high - self._first]
+            found[low - start : high - start] = self._rows[low - self.first : high - self.first]
         if (found == self._absent).all():
             return None
-        return PackedRoutes(found.tobytes(), len(self._routers.layers), self._routers.top_k, self._dtype)
+        return PackedRoutes(found.tobytes(), len(self.routers.layers), self.routers.top_k, self._dtype)
 
     def attached_to(self, nodes: Sequence[Node]) -> list[Node]:
         """Return the nodes of the turn with their routes in the stored form (`gateway/store/routes.py`)."""
@@ -90,18 +103,18 @@ class TurnRoutes:
 
     def counts(self, sampled: int) -> dict[str, int]:
         """Return the number of tokens of a turn by what is known of their routes. Its last token was not an input."""
-        rows = self._rows[: self._prompt + sampled - 1 - self._first]
+        rows = self._rows[: self._prompt + sampled - 1 - self.first]
         recorded = int((rows != self._absent).any((1, 2)).sum())
-        missing = max(self._prompt + sampled - 1 - self._first - recorded - self.impossible, 0)
+        missing = max(self._prompt + sampled - 1 - self.first - recorded - self.impossible, 0)
         return {"recorded": recorded, "missing": missing, "impossible": self.impossible}
 
     def _missing(self, count: int) -> Reported:
-        shape = (count, len(self._routers.layers), self._routers.top_k)
+        shape = (count, len(self.routers.layers), self.routers.top_k)
         return np.full(shape, self._absent, np.dtype(self._dtype).newbyteorder("<"))
 
     def _checked(self, reported: Reported, expected: int) -> Reported | None:
         """Return a report as rows of the layers that have a router; None if it has another shape."""
-        routers = self._routers
+        routers = self.routers
         if reported.ndim != 3 or reported.dtype.kind not in "iu":
             return None
         others = routers.total_layers - len(routers.layers)

@@ -23,6 +23,7 @@ from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import LONG_S, until
 from tests.harness.weights import fake_weights, identity_of, probe_of, publish
+from trainer.loop.agreement import check_routers
 
 CONFIG = {"num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
 ROUTERS = router_shape(CONFIG)
@@ -90,6 +91,7 @@ async def test_each_token_has_the_routes_of_the_version_that_sampled_the_next(
     async with run_gateway({**values, "update": {"mode": mode}}, in_process=False) as gateway:
         await gateway.fake("faults", endless=True)
         await hold_after(gateway, 3)
+        check_routers(ROUTERS, (await gateway.admin.status())["routers"])
         episode, headers = await gateway.open(group_size=1)
         call = asyncio.create_task(gateway.chat(headers, messages=[HELLO], max_tokens=8), name="call")
         await arrived(gateway, 1)

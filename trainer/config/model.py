@@ -20,7 +20,9 @@ class LoraSettings(Section):
     alpha: float = Field(32.0, gt=0, le=65_536)
     """The product is scaled by alpha / rank."""
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
-    """The layers with adapters: all linear ones but the output head, or those of these names, such as `["q_proj", "v_proj"]`."""
+    """The layers with adapters: all linear ones but the output head, or those of these names, such as `["q_proj", "v_proj"]`. A
+    mixture's experts have adapters if their tensors are named: `gate_up_proj` and `down_proj`, or `experts.down_proj` if layers
+    have that name too."""
 
     @field_validator("targets", mode="before")
     @classmethod

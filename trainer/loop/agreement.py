@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from headgate.routes import RouterShape
 from trainer.algorithms import Algorithm, learns_from_equal
 from trainer.config.settings import Settings
 from trainer.errors import ConfigError
@@ -52,3 +56,27 @@ def check_length(settings: Settings, engines: int) -> None:
             f"[model] max_model_len = {own}, but engines accept rows of {engines} tokens ([models.NAME] max_model_len in the"
             " gateway's file): set both to the same value"
         )
+
+
+def check_routers(replayed: RouterShape | None, recorded: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError if experts are replayed that the gateway does not record, or those of other routers.
+
+    `recorded`: the routers by `RouterShape`'s names; None if there are no records.
+    """
+    if replayed is None:
+        return
+    if recorded is None:
+        raise ConfigError(
+            "[model] router_replay = true: the gateway records no experts: set router_replay = true in its [models.NAME], or set"
+            " it to false here"
+        )
+    found = RouterShape(**{**recorded, "layers": tuple(recorded["layers"])})
+    if found != replayed:
+        raise ConfigError(
+            f"[model] router_replay = true: the gateway records {_routers(found)}, and the model has {_routers(replayed)}:"
+            " both need the same checkpoint"
+        )
+
+
+def _routers(shape: RouterShape) -> str:
+    return f"{shape.top_k} of {shape.experts} experts in {len(shape.layers)} of {shape.total_layers} layers"

@@ -39,7 +39,13 @@ from trainer.errors import (
     TrainerError,
 )
 from trainer.loop import feed, replay
-from trainer.loop.agreement import check_dropped, check_length, check_teacher, warn_uncorrected
+from trainer.loop.agreement import (
+    check_dropped,
+    check_length,
+    check_routers,
+    check_teacher,
+    warn_uncorrected,
+)
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.episode_counts import FailedEpisodes, GroupTotals, RolloutTotals
 from trainer.loop.evaluations import Evaluations
@@ -115,8 +121,7 @@ class TrainingLoop:
         """Advance the trainer to the newest version number that was used, by replay or by a new line.
 
         First remove what killed processes left half-written. Raise GatewayAhead without a checkpoint, VersionRejected if the
-        gateway refused the newest weights, and ConfigError if the gateway drops groups that the algorithm learns from, or its
-        engines accept rows of another length than `[model] max_model_len`.
+        gateway refused the newest weights, and ConfigError for what trainer and gateway do not agree on (`agreement`).
         """
         for directory in (self.weights.directory, self.trainer.checkpoints):
             await in_thread(sweep, directory)
@@ -132,6 +137,8 @@ class TrainingLoop:
         check_teacher(self.settings, self.trainer.vision_inputs is not None)
         check_dropped(self.settings, self.trainer.algorithm, status["drop_equal"])
         check_length(self.settings, status["max_model_len"])
+        replay = self.trainer.policy.replay
+        check_routers(None if replay is None else replay.shape, status.get("routers"))
         if warning := warn_uncorrected(self.settings, status.get("quantization")):
             self.metrics.notify(warning)
         self.publication.begun = status["version"]

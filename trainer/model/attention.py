@@ -73,9 +73,17 @@ def install(model: Any, exchange: Exchange | None = None) -> Holder:
     holder = Holder(exchange)
     for module in model.modules():
         module.spans = holder
+        if getattr(module, "indexer", None) is not None:
+            module.register_forward_pre_hook(_refuse_chosen_keys)
     model.set_attn_implementation(NAME)
     recurrent.install(model, holder)
     return holder
+
+
+def _refuse_chosen_keys(module: Any, _: Any) -> None:
+    """Raise NotBySpans in a pass by spans, if a layer's indexer chooses the keys that each token attends to."""
+    if module.spans.forest is not None:
+        raise _refused(module.config, "chooses the keys of each token by an indexer")
 
 
 def _window_mask(

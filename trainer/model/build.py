@@ -119,13 +119,13 @@ def _empty(
     rope.pin(model, wanted.max_model_len)
     vision.freeze(model, wanted.vision)
     ranks.divide(model)
-    experts = ranks.divide_experts(model)
     if adapted and wanted.lora is not None:
         # Takes seconds to import, which only runs with adapters need.
         from trainer.model import lora
 
         masters, published = pretrained.DTYPES["float32"], pretrained.DTYPES[wanted.dtype]
         adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
+    experts = ranks.divide_experts(model)
     replay = router_replay.RouterReplay(model) if wanted.router_replay else None
     policy = Policy(model, wanted.attention, ranks.context_exchange, adapters, vision_inputs, replay, experts)
     if wanted.compile:

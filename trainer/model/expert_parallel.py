@@ -9,7 +9,7 @@ in the order of its routes, so that a pass equals one rank's; every rank's pass 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -71,7 +71,9 @@ class Experts:
         self, module: nn.Module, forward: Callable[..., Tensor], rows: Tensor, owned: Tensor
     ) -> Tensor:
         """Return what the owned experts make of the rows that were received, each for one expert."""
-        with _owned_parts(module):
+        # Its forward pass does not know DTensors.
+        parts = {name: _part(weight) for name, weight in module.named_parameters(recurse=False)}
+        with replaced(module, parts):
             if len(rows):
                 return forward(rows, owned[:, None], rows.new_ones(len(rows), 1))
             # Other ranks wait for this one's exchanges in the backward pass as well.
@@ -97,18 +99,24 @@ def modules_of(model: Any, ranks: int) -> list[Any]:
     found = [block.experts for block in model.get_decoder().modules() if "experts" in block._modules]
     if not found:
         raise _refused(ranks, f"{name} is not a mixture of experts; leave it out")
-    count = getattr(found[0], "num_experts", None)
-    for module in found:
-        # Set by transformers on experts that multiply their results, and not their inputs, by the weights of routes.
-        known = hasattr(module, "_is_expert_parallel")
-        if not known or any(weight.shape[:1] != (count,) for weight in module.parameters()):
-            raise _refused(
-                ranks, f"the experts of {name} are not tensors with one part for each expert; leave it out"
-            )
-    assert count is not None
+    if not all(has_parts(module) for module in found):
+        raise _refused(
+            ranks, f"the experts of {name} are not tensors with one part for each expert; leave it out"
+        )
+    count = found[0].num_experts
     if count % ranks:
         raise _refused(ranks, f"{name} has {count} experts, which cannot be divided by it")
     return found
+
+
+def has_parts(module: Any) -> bool:
+    """Return true if experts are tensors with one part for each, and multiply their results by the weights of routes.
+
+    Others, whose inputs are multiplied, lack what transformers sets.
+    """
+    return hasattr(module, "_is_expert_parallel") and all(
+        weight.shape[:1] == (module.num_experts,) for weight in module.parameters()
+    )
 
 
 def sharded_dimension(weight: Tensor) -> Shard:
@@ -154,17 +162,20 @@ class _Exchange(torch.autograd.Function):
         return _Exchange.apply(gradient, *context.arguments), None, None, None
 
 
+def _part(weight: Tensor) -> Tensor:
+    """Return what this rank owns of a tensor, with its gradient."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
 @contextmanager
-def _owned_parts(module: nn.Module) -> Iterator[None]:
-    """Give a module the parts of its tensors that this rank owns in the block: its forward pass does not know DTensors."""
-    whole = dict(module._parameters)
-    for name, weight in whole.items():
-        if isinstance(weight, DTensor):
-            module._parameters[name] = weight.to_local()
+def replaced(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a module compute by other tensors in the place of its own in the block."""
+    own = dict(module._parameters)
+    module._parameters.update(tensors)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        module._parameters.update(whole)
+        module._parameters.update(own)
 
 
 def _refused(ranks: int, why: str) -> ConfigError:

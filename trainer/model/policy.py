@@ -35,6 +35,9 @@ Weights = Literal["initial", "merged"]
 class Adapters(Protocol):
     """Weights that are trained in addition to frozen ones (`trainer.model.lora`)."""
 
+    of_experts: bool
+    """True if experts have some: then engines do not load them without the weights."""
+
     def computing(self, weights: Weights) -> AbstractContextManager[None]:
         """Make passes without gradient in the block compute by other weights than the trained ones."""
 
@@ -48,7 +51,7 @@ class Adapters(Protocol):
         """Return the weights as engines know them. Collective."""
 
     def factors(self) -> State:
-        """Return only the trained weights, by peft's names."""
+        """Return only the trained weights, by their names in the model."""
 
     def save(self, directory: Path, factors: Mapping[str, Tensor]) -> None:
         """Write whole factors as peft reads them."""
@@ -227,10 +230,11 @@ class Policy(nn.Module):
 
     def _decode(self, ids: Tensor, positions: Tensor) -> Tensor:
         decoder = self.model.get_decoder()
-        found: Tensor = decoder(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False
-        ).last_hidden_state[0]
-        return found
+        found = decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        if not hasattr(found, "last_hidden_state"):
+            raise ConfigError("transformers does not name its decoder")
+        hidden: Tensor = found.last_hidden_state[0]
+        return hidden
 
     @torch.no_grad()
     def plain(self, rows: Sequence[Tensor]) -> list[Tensor]:

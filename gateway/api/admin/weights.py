@@ -87,6 +87,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "free_slots": ledger.free_slots(),
         "drop_equal": ledger.settings.drop_equal,
         "max_model_len": found.settings.max_model_len,
+        "routers": found.routers and found.routers._asdict(),
         "quantization": gateway.settings.engine_of(found.name).quantization,
         "eta": ledger.settings.eta,
         "rollout_s": gateway.view.rollout_seconds(found.name),

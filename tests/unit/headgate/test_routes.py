@@ -39,6 +39,10 @@ def test_bytes_of_another_shape_are_refused() -> None:
         ({"num_local_experts": 8, "num_experts_per_tok": 2}, (0, 1, 2, 3)),
         ({"moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 1, "moe_layer_interval": 2}, (1, 3)),
         ({"num_experts": 8, "num_experts_per_token": 2, "num_dense_layers": 2}, (2, 3)),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1},
+            (1, 3),
+        ),
         ({"text_config": {"num_experts": 8, "num_experts_per_tok": 2}}, (0, 1, 2, 3)),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_run_continues_with_another_number_of_expert_ranks(
 def test_two_ranks_learn_what_one_learns_but_for_rounding(
     model: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    """In bfloat16, by grouped products; adapters leave the experts as they are."""
+    """In bfloat16, by grouped products; adapters of all linear layers leave the experts as they are."""
     alone, shared = (
         settings_of(model, tmp_path / str(n), {"type": "grpo"}, "bfloat16", more, expert=n) for n in (1, 2)
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bench.families.configs import FAMILIES
 from tests.harness.plain_model import plain_logprobs
 from trainer.data.packing import MicroBatch, lay_out
 from trainer.data.tree import row_of_tokens
@@ -131,6 +132,7 @@ SPARSE = {
     ("name", "sizes", "why"),
     [
         ("deepseek_v4", SPARSE, r'deepseek_v4 attends to .* keys from .* tokens .* set attention = "rows"'),
+        ("deepseek_v32", FAMILIES["deepseek_v32"].sizes, r'an indexer; set attention = "rows"'),
         ("doge", {}, r'doge makes a mask of its own; set attention = "rows"'),
         (
             "llama4_text",

@@ -26,6 +26,7 @@ from trainer.data.packing import lay_out
 from trainer.data.routes import RouteSupport
 from trainer.data.tree import Row, row_of_tokens, rows_of
 from trainer.errors import ConfigError, FeedBroken
+from trainer.loop.agreement import check_routers
 from trainer.model import start_check
 from trainer.model.activations import checkpoint_layers
 from trainer.model.policy import Attention, Policy
@@ -339,3 +340,18 @@ def test_adapters_and_shared_rows_replay_too(
 def test_a_dense_checkpoint_is_refused_at_the_start(exact_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"router_replay = true: .*: it is not a mixture of experts"):
         RankTrainer.open(settings_of(exact_model, tmp_path, {}, more={"router_replay": True}))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "why"),
+    [
+        (None, "the gateway records no experts: set router_replay = true in its .models.NAME."),
+        (
+            RouterShape((1, 2), 2, 8, 4),
+            "records 2 of 8 experts in 2 of 4 layers, and the model has 2 of 8 experts in 3 of 4",
+        ),
+    ],
+)
+def test_a_gateway_that_records_other_routers_is_refused(recorded: RouterShape | None, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_routers(RouterShape((1, 2, 3), 2, 8, 4), recorded and recorded._asdict())

@@ -62,6 +62,8 @@ def test_no_setting_is_named_where_none_works() -> None:
     chunks = {"attention_chunk_size": LATE, "num_local_experts": 2, "intermediate_size_mlp": 96}
     with pytest.raises(ConfigError, match=r"Llama4ForCausalLM .*; this architecture cannot be trained here"):
         check("llama4_text", **chunks)
+    with pytest.raises(ConfigError, match=r"does not name its decoder; this architecture cannot"):
+        check("llama4_text", "rows", **chunks)
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,22 @@ import pytest
 from gateway.bus.base import Entry, Outcome, Process
 from gateway.bus.memory import MemoryBus
 from gateway.config import BusSettings
+from gateway.generation import call as generation
 from gateway.generation.call_log import CallLog
 from gateway.generation.handover import Handover
 from gateway.generation.log_format import LoggedCall
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
+from gateway.trajectories.turn_routes import TurnRoutes
 from headgate.errors import BusUnavailable, Unavailable
+from headgate.routes import RouterShape
 from headgate.types import Sampling
 from tests.harness.waiting import until
 
 PLACE = "ep", "request"
 PROMPT = np.asarray([1, 2, 3], np.int32)
 DETAILS = TurnDetails("chat", True, {}, Sampling(max_tokens=100), 12.5, None, request_key="name" + "body")
+ROUTERS = RouterShape(layers=(1,), top_k=2, experts=8, total_layers=2)
 SETTINGS = BusSettings(heartbeat_ttl_s=60, log_s=60)
 """Nothing expires unless a test moves the clock."""
 
@@ -300,6 +304,33 @@ async def test_the_log_of_a_call_that_is_over_goes_and_that_of_one_that_is_left_
     await one.close()
     found = await logged(two)
     assert found.turn.ids == [1] and two.can_take_over(found)
+
+
+@pytest.mark.parametrize("other", [False, True])
+async def test_experts_that_a_run_reported_are_left_to_others(
+    one: Handover, two: Handover, other: bool
+) -> None:
+    """Also those that arrive after the tokens, when the run is ended; none if the retry has another prompt."""
+    call = Call()
+    call.turn.routes = TurnRoutes(ROUTERS, len(PROMPT), first=1)
+    track = await followed(one, call)
+    call.sample(1, 2)
+    track.mark_dirty()
+    await one.leave()
+    rows = np.asarray([[[1, 0]], [[2, 0]], [[3, 0]]])
+    call.turn.end_run(None, rows)
+    track.end()
+    await one.close()
+    prompt = PROMPT + other
+    new = generation.Call("new", prompt, DETAILS.used, routers=ROUTERS, routes_from=1)
+    routes = new.resumed(await logged(two)).turn.routes
+    assert routes is not None
+    found = routes.packed(0, 5)
+    if other:
+        assert (routes.next, found) == (0, None)
+    else:
+        assert found is not None and found == call.turn.routes.packed(0, 5)
+        assert (routes.next, found.raw()[1:4].tolist()) == (4, rows.tolist())
 
 
 async def test_the_log_of_a_call_without_new_tokens_is_kept(one: Handover, bus: Bus) -> None:
