@@ -1,4 +1,4 @@
-"""An agent of the `openai` package that replaces its history by the model's own summary of it. Summaries are trained as all replies are.
+"""An agent of the `openai` package that replaces its history by the model's own summary, which is trained as all replies are.
 
 gateway episodes run --tasks examples/agents/tasks.jsonl --group-size 4 -- python examples/agents/compacting.py
 """
@@ -10,7 +10,10 @@ import os
 
 import openai
 
-SYSTEM = {"role": "system", "content": "You work step by step, and remember only what this conversation shows."}
+SYSTEM = {
+    "role": "system",
+    "content": "You work step by step, and remember only what this conversation shows.",
+}
 STEPS = ("Which numbers are given?", "What do you do with them?", "Do it.")
 LONGEST = 4
 """Messages after which the history is summarized."""
@@ -34,7 +37,10 @@ def main() -> None:
         ask(client, messages, step)
         if len(messages) > LONGEST:
             summary = ask(client, messages, SUMMARIZE)
-            messages = [SYSTEM, {"role": "user", "content": f"{task['question']} What you did so far: {summary}"}]
+            messages = [
+                SYSTEM,
+                {"role": "user", "content": f"{task['question']} What you did so far: {summary}"},
+            ]
     answer = ask(client, messages, "Answer with the number alone.")
     print(1.0 if answer.strip() == task["answer"] else 0.0)  # the last line is the reward
 

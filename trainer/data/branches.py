@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from headgate.types import Episode, Int32Array, Node
 
 QUOTED = 8
-"""Tokens by which a reply is recognized: its last ones but two, which may be its end and a token that merges with what follows."""
+"""Tokens by which a reply is recognized: its last ones but two: its end, and a token that may merge with what follows."""
 
 
 def previous_calls(episode: Episode, calls: Sequence[Node]) -> list[int | None]:
