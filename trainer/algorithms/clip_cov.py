@@ -39,7 +39,7 @@ class ClipCovSettings(ClippedSettings):
 
     type: Literal["clip_cov"] = "clip_cov"
     share: float = Field(0.0002, gt=0, le=1)
-    """The share of a step's tokens that are left out, at least one, if so many are between `low` and `high`."""
+    """The share of a step's tokens that are left out, at least one, unless fewer are between `low` and `high`."""
     low: float = Field(1.0, ge=0)
     """The least part of the covariance of a token that may be left out: log-probability times advantage, each minus its mean."""
     high: float = Field(5.0, ge=0)
