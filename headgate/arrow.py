@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.feed_version import FEED_VERSION, OLDEST_FEED
+from headgate.kept import Kept
 from headgate.routes import SHAPE_KEY, PackedRoutes
 from headgate.types import (
     Episode,
     Group,
     ImageSpan,
     Node,
+    TokenFlag,
 )
 
 _WITHOUT_IMAGES = 2
@@ -54,6 +56,7 @@ FEED_SCHEMA = pa.schema(
         ("context_full", pa.bool_()),
         ("routed_experts", pa.binary()),
         ("components", pa.map_(pa.string(), pa.float64())),
+        ("kept_tokens", pa.binary()),
     ],
     metadata={"headgate_feed": str(_WITHOUT_IMAGES)},
 )
@@ -64,8 +67,10 @@ reward counts in its group. `reward` is the episode's, with those of its calls; 
 refused because the context was full. A sampled node has those of its call: `call_reward`, what was posted (null:
 nothing), and `finish_reason`, why it ended (see `Node`). `images`: those among the row's own tokens, which are placeholders; the
 file of each is the gateway's (`GET /admin/v1/images/HASH`). `routed_experts`: the experts that the row's tokens went through, in
-the form of `headgate/routes.py`; null: not known. `components`: the named parts of the episode's reward. Readers take columns by
-name: those new to a reader are left alone, and those in `_LATER` may be missing.
+the form of `headgate/routes.py`; null: not known. `components`: the named parts of the episode's reward. `kept_tokens`: what
+truncated distributions kept, in the form of `headgate/kept.py`; null: it is known of no token. Their flags are TRUNCATED all the
+same, for readers that do not know the column. Readers take columns by name: those new to a reader are left alone, and those in
+`_LATER` may be missing.
 """
 _LATER: dict[str, Any] = {
     "context_full": False,
@@ -73,6 +78,7 @@ _LATER: dict[str, Any] = {
     "images": [],
     "routed_experts": None,
     "components": [],
+    "kept_tokens": None,
 }
 """Columns that feeds and exports of this schema version may lack, and what stands for them."""
 
@@ -118,7 +124,7 @@ def groups_to_arrow(groups: Sequence[Group]) -> pa.Table:
             "ids": node.ids,
             "logprobs": node.logprobs,
             "versions": node.versions,
-            "flags": node.flags,
+            "flags": node.without_kept().flags,
             "temperature": node.temperature,
             "mask_reason": node.mask_reason,
             "call_id": node.call_id,
@@ -126,6 +132,7 @@ def groups_to_arrow(groups: Sequence[Group]) -> pa.Table:
             "finish_reason": node.finish_reason,
             "images": [image._asdict() for image in node.images],
             "routed_experts": None if node.routes is None else node.routes.data,
+            "kept_tokens": None if node.kept is None else node.kept.packed(),
         }
         for group in groups
         for episode in group.episodes
@@ -180,7 +187,10 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _node(row: dict[str, Any], shape: dict[str, Any]) -> Node:
-    packed = row["routed_experts"]
+    packed, flags, kept = row["routed_experts"], row["flags"], None
+    if row["kept_tokens"] is not None:
+        kept = Kept.unpacked(row["kept_tokens"], len(row["ids"]))
+        flags = np.where(kept.known, flags & ~np.uint8(TokenFlag.TRUNCATED), flags)
     return Node(
         index=row["node"],
         parent=row["parent"],
@@ -189,7 +199,7 @@ def _node(row: dict[str, Any], shape: dict[str, Any]) -> Node:
         ids=row["ids"],
         logprobs=row["logprobs"],
         versions=row["versions"],
-        flags=row["flags"],
+        flags=flags,
         temperature=row["temperature"],
         mask_reason=row["mask_reason"],
         call_id=row["call_id"],
@@ -197,6 +207,7 @@ def _node(row: dict[str, Any], shape: dict[str, Any]) -> Node:
         finish_reason=row["finish_reason"],
         images=tuple(ImageSpan(**image) for image in row["images"]),
         routes=None if packed is None else PackedRoutes(packed, **shape),
+        kept=kept,
     )
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 REMEDIES = {
     "greedy": "temperature 0 draws no tokens: request a temperature above 0, or set [sampling] temperature = { override = 1.0 }",
-    "truncated": "top_p, top_k or min_p cut the distribution: leave them out of requests, or set [sampling]"
-    " top_p = { override = 1.0 } if it is top_p",
+    "truncated": "top_p, top_k or min_p cut the distribution: record what they keep ([models.NAME] kept_tokens), leave them"
+    " out of requests, or set [sampling] top_p = { override = 1.0 } if it is top_p",
     "constrained": "a grammar, a forced tool, a penalty, min_tokens or a bias shaped the tokens: leave response_format,"
     " tool_choice, penalties, min_tokens and logit_bias out of requests",
     "invalid_logprob": "the engine sent no log-probabilities of the tokens: look at the engine's log",

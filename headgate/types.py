@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headgate.kept import Kept
 from headgate.routes import PackedRoutes
 
 Int32Array = npt.NDArray[np.int32]
@@ -48,7 +49,7 @@ class TokenFlag(IntFlag):
     CONSTRAINED = 1
     """A grammar, a forced tool, a bias or a penalty shaped the choice."""
     TRUNCATED = 2
-    """top-p, top-k or min-p cut the distribution."""
+    """top-p, top-k or min-p cut the distribution, and what they kept is not recorded (`Node.kept`)."""
     GREEDY = 4
     """Temperature 0: the token was not drawn at all."""
     UNROUTED = 8
@@ -107,6 +108,14 @@ class Node:
     """The images among the node's own tokens; a sampled node has none."""
     routes: PackedRoutes | None = None
     """The experts that each of the node's tokens went through (`headgate/routes.py`); None: they are not known."""
+    kept: Kept | None = None
+    """What top-p, top-k or min-p left to choose from for each token of a sampled node; None: it is known of no token."""
+
+    def without_kept(self) -> Node:
+        """Return the node for readers that do not normalize over `kept`: such tokens are TRUNCATED."""
+        if self.kept is None:
+            return self
+        return replace(self, flags=self.flags | np.uint8(TokenFlag.TRUNCATED) * self.kept.known, kept=None)
 
 
 @dataclass(frozen=True, slots=True)

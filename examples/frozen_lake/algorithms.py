@@ -2,6 +2,7 @@
 
     python -m examples.frozen_lake.algorithms              # what `make report NAME=algorithms` does
     python -m examples.frozen_lake.algorithms --algorithms grpo,rloo --seeds 1 --steps 6 --plot runs/algorithms.png
+    python -m examples.frozen_lake.algorithms --algorithms all --plot runs/algorithms.png
 
 Each step samples a batch with the newest weights and trains on it with a `RankTrainer`. The control is the same loop
 with a learning rate of 0. Nothing depends on the machine's pace: a seed gives the same run again. A run that is in the folder is
@@ -27,6 +28,7 @@ from examples.frozen_lake import tasks
 from examples.frozen_lake.walks import Walker
 from headgate.processes.interrupts import exit_at_ctrl_c
 from headgate.types import Group
+from trainer.algorithms import REGISTRY
 from trainer.commands.warmstart import Recipe, warm_start
 from trainer.config.settings import Settings
 from trainer.model import parallel
@@ -36,6 +38,9 @@ from trainer.rank_trainer import RankTrainer
 FROZEN = "frozen"
 """The control: GRPO with a learning rate of 0."""
 ALGORITHMS = ("grpo", "rloo", "reinforce++", FROZEN)
+"""What is compared unless others are named; `all`: every registered algorithm and the control."""
+_OWN: dict[str, dict[str, Any]] = {"dr_grpo": {"length": 128}, "gdpo": {"components": {"reward": 1.0}}}
+"""The settings without which an algorithm cannot begin; all others have their defaults."""
 SEEDS = (1, 2, 3)
 STEPS = 24
 MAPS, MEMBERS = 16, 8
@@ -73,15 +78,20 @@ def train(
 
 def trainer_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> RankTrainer:
     """Return a trainer with the model's weights."""
-    settings = Settings.parse({
+    settings = settings_of(model, algorithm, seed, steps, lr)
+    prepare_torch(settings)
+    return RankTrainer(settings, parallel.join(settings.parallel, "cpu"))
+
+
+def settings_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> Settings:
+    """Return the settings of a run."""
+    return Settings.parse({
         "run": {"dir": model.parent / "run", "steps": steps, "seed": seed, "device": "cpu", "threads": 1},
         "gateway": {"url": "http://127.0.0.1:8000"},
         "model": {"path": model},
-        "algorithm": {"type": "grpo" if algorithm == FROZEN else algorithm},
+        "algorithm": {"type": "grpo" if algorithm == FROZEN else algorithm, **_OWN.get(algorithm, {})},
         "optimizer": {"lr": lr, "warmup_steps": 5, "betas": [0.9, 0.99]},
     })  # fmt: skip
-    prepare_torch(settings)
-    return RankTrainer(settings, parallel.join(settings.parallel, "cpu"))
 
 
 def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> tuple[list[Group], set[str]]:
@@ -158,20 +168,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="names, separated by commas")
+    parser.add_argument(
+        "--algorithms", default=",".join(ALGORITHMS), help="names, separated by commas, or all"
+    )
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="numbers, separated by commas")
     parser.add_argument("--steps", type=int, default=STEPS, help="the number of steps of each run")
     parser.add_argument("--lr", type=float, default=LR, help="the learning rate of all but the control")
     parser.add_argument("--dir", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--plot", type=Path, default=Path("docs/pictures/algorithms.png"))
     options = parser.parse_args()
+    names = [*REGISTRY, FROZEN] if options.algorithms == "all" else options.algorithms.split(",")
     console, runs = Console(), []
     with Progress(console=Console(stderr=True)) as progress:
         recipe = Recipe.load(Path(__file__).with_name("warmstart.toml"))
         warm_start(recipe, options.dir / "model", progress=progress)
-        for name, seed in itertools.product(
-            options.algorithms.split(","), map(int, options.seeds.split(","))
-        ):
+        for name, seed in itertools.product(names, map(int, options.seeds.split(","))):
             result = options.dir / f"{name}-seed-{seed}-steps-{options.steps}-lr-{options.lr:g}.json"
             run = partial(train, options.dir / "model", name, seed, options.steps, options.lr, progress)
             runs.append(kept(result, run))
@@ -180,7 +191,7 @@ def main() -> None:
     console.print(f"Look next at {options.plot}", soft_wrap=True)
     rises = {
         name: sum(run["after"] - run["before"] for run in group) / len(group)
-        for name in options.algorithms.split(",")
+        for name in names
         if (group := [run for run in runs if run["algorithm"] == name])
     }
     console.file.write(json.dumps({"report": "algorithms", "rise_mean": rises, "runs": runs}) + "\n")

@@ -62,7 +62,8 @@ class Walk:
             at = len(self.turns[index - 1]) if index else 0
             flags = np.zeros(len(logprobs), np.uint8)
             nodes.append(Node(index, index - 1, at, bool(index % 2), np.array(turn, np.int32), *parts, flags))
-        return Episode(name, self.crossing.reward, tuple(nodes))
+        reward = self.crossing.reward
+        return Episode(name, reward, tuple(nodes), components={"reward": reward})
 
 
 class Reading:

@@ -55,13 +55,18 @@ def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> N
 
 
 def check_vllm(models: Models, engines: Mapping[str, EngineSettings]) -> None:
-    """Check that only vLLM gets images, and reports experts."""
+    """Check that only vLLM gets images, and reports experts and truncated distributions."""
     for name, model in models.items():
         for key in ("images", "router_replay"):
             if getattr(model, key) and engines[name].api != "vllm":
                 raise ValueError(
                     f"[models.{name}] {key} = true needs an engine with api = 'vllm': leave it out"
                 )
+        if model.kept_tokens and engines[name].api != "vllm":
+            raise ValueError(
+                f"[models.{name}] kept_tokens needs an engine with api = 'vllm', whose log-probabilities are those after"
+                " truncation: leave it out"
+            )
 
 
 def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:

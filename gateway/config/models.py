@@ -54,6 +54,10 @@ class ModelSettings(Section):
     router_replay: bool = False
     """True: for a mixture of experts, the experts that each token went through are recorded, and the trainer computes the tokens
     with them (docs/topics/router-replay.md). For vLLM 0.32 and newer."""
+    kept_tokens: int = Field(0, ge=0, le=4096)
+    """The most tokens that `top_p`, `top_k` or `min_p` may keep for a sampled token to be trained: they are recorded with it,
+    and the trainer normalizes over them (docs/topics/algorithms.md#truncated-distributions). Where they keep more, the token is
+    masked; 0: everywhere. For vLLM, whose `--max-logprobs` must be as many; the gateway starts it so."""
     engine: EngineSettings | None = None
     """The engines of this model, instead of `[engine]`."""
     upstream: UpstreamSettings | None = None
@@ -77,6 +81,8 @@ class ModelSettings(Section):
             raise ValueError("an upstream model is sent images as they come: leave `images` out")
         if self.upstream is not None and self.router_replay:
             raise ValueError("an upstream model does not report its experts: leave `router_replay` out")
+        if self.upstream is not None and self.kept_tokens:
+            raise ValueError("an upstream model is not trained: leave `kept_tokens` out")
         if self.upstream is not None and self.train:
             raise ValueError("an upstream model cannot be trained: set `train = false`")
         return self

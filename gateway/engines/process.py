@@ -44,6 +44,8 @@ _EXTENSION = "headgate_transfer.vllm_worker.ProvingWorker"
 SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
 
+_ALTERNATIVES = 20
+"""vLLM's own `--max-logprobs`."""
 RETURN_ROUTES = "--enable-return-routed-experts"
 _ASK_S = 30.0
 _VLLM_BUILD = """
@@ -180,6 +182,7 @@ def _vllm_command(
         *(("--enable-sleep-mode",) if _is_to_sleep(settings) else ()),
         *((RETURN_ROUTES,) if model.router_replay else ()),
         *("--logprobs-mode", "processed_logprobs"),
+        *(("--max-logprobs", str(model.kept_tokens)) if model.kept_tokens > _ALTERNATIVES else ()),
         *("--generation-config", "vllm"),
         "--disable-uvicorn-access-log",
         *("--worker-extension-cls", _EXTENSION),

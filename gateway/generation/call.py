@@ -20,7 +20,7 @@ from gateway.generation.log_format import LoggedCall, finish_of, top_of
 from gateway.trajectories.turn import Turn
 from gateway.trajectories.turn_routes import TurnRoutes
 from headgate.routes import RouterShape
-from headgate.types import FinishReason, ImageSpan, Int32Array, Sampling
+from headgate.types import FinishReason, ImageSpan, Int32Array, Sampling, TokenFlag
 
 TopLogprobs = list[tuple[int, float]]
 """The likeliest token ids at one position, and their log-probabilities."""
@@ -52,9 +52,11 @@ class Call:
         logged: LoggedCall | None = None,
         routers: RouterShape | None = None,
         routes_from: int = 0,
+        kept: int = 0,
     ) -> None:
         """`min_version`: the oldest version that may sample the call. `images`: those of the prompt. `logged`: the call of
-        another process that this one continues. `routers`: those whose routes are recorded, from position `routes_from` on."""
+        another process that this one continues. `routers`: those whose routes are recorded, from position `routes_from` on.
+        `kept`: the most tokens that a truncated distribution may have kept for them to be recorded."""
         self.call_id: Final = call_id
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt
@@ -64,6 +66,7 @@ class Call:
         self._hints = hints or RoutingHints()
         self._routers = routers
         self._routes_from = routes_from
+        self._kept = kept if kept and sampling.flags() & TokenFlag.TRUNCATED else 0
         self._turn = Turn(call_id) if logged is None else logged.turn
         routes = self._turn.routes
         if routers is None:
@@ -95,6 +98,11 @@ class Call:
     def top(self) -> list[TopLogprobs]:
         """The alternatives to each sampled token; empty unless they were requested."""
         return self._top
+
+    @property
+    def alternatives(self) -> int:
+        """The number of alternatives to each token that the engine is to report: for the client, or to record what was kept."""
+        return max(self.sampling.top_logprobs, self._kept)
 
     @property
     def finish(self) -> FinishReason | None:
@@ -179,9 +187,11 @@ class Call:
     def append_chunk(self, chunk: TokenChunk) -> None:
         """Add what arrived from the engine. A chunk with a finish reason is the last of its run."""
         if chunk.ids:
+            if chunk.top is not None and self._kept:
+                self._turn.keep(chunk.ids, chunk.top)
             self._turn.append(chunk.ids, chunk.logprobs)
-            if chunk.top is not None:
-                self._top += chunk.top
+            if chunk.top is not None and (most := self.sampling.top_logprobs):
+                self._top += [row[:most] for row in chunk.top]
         if chunk.finish is None:
             return
         self._turn.end_run(chunk.labels, chunk.routes)
@@ -225,4 +235,5 @@ class Call:
             logged=logged,
             routers=self._routers,
             routes_from=self._routes_from if same else 0,
+            kept=self._kept,
         )

@@ -151,7 +151,7 @@ class CallRunner:
         return GenerateRequest(
             f"{call.call_id}.{call.restarts}.{sampled}",
             call.tokens(),
-            replace(sampling, max_tokens=sampling.max_tokens - sampled) if sampled else sampling,
+            replace(sampling, max_tokens=sampling.max_tokens - sampled, top_logprobs=call.alternatives),
             self._interval,
             cache_salt=f"v{slot.version}",
             label=slot.label if slot.external_url is not None else "",

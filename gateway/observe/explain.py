@@ -66,7 +66,7 @@ _MASKED = {
     "unconfirmed": "the engine died before it reported which version sampled them",
     "invalid_logprob": "the engine gave no usable log-probability",
     "greedy": "they were not drawn: the temperature was 0",
-    "truncated": "top-p, top-k or min-p cut the distribution",
+    "truncated": "top-p, top-k or min-p cut the distribution, and what they kept is not recorded",
     "constrained": "a grammar or a forced tool limited the choice",
     "abandoned": "no client read them to the end",
     "crashed_attempt": "the agent that requested them crashed, and was restarted",

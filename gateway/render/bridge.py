@@ -9,6 +9,9 @@ else, followed by the real new messages. If that text begins with the witness's 
 then the template only appended, and the rest of the text is the result. It must be the same after every witness, so it cannot
 depend on the conversation's length, its system message, or earlier tool calls. The result begins with the token that closes a
 turn, a single token of the vocabulary, so it can be encoded on its own.
+
+New messages of the assistant were never sampled: a note of the agent's program in the model's name, or an edited reply. They are
+appended as all others are.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class TemplateBridge:
         system: bool,
     ) -> list[int] | None:
         """Encode only what is appended."""
-        if not self._stop or turn.thinking == "open" or any(m["role"] == "assistant" for m in new):
+        if not self._stop or turn.thinking == "open" or _may_merge(turn, new):
             return None
         rest = self._rest(turn, new, tools, system)
         if rest is None:
@@ -155,6 +158,11 @@ class _Rest(NamedTuple):
     rendered: str
     """The whole conversation of one witness as the template writes it; `messages` are its messages."""
     messages: list[Message]
+
+
+def _may_merge(turn: Recorded, new: Sequence[Message]) -> bool:
+    """Return true if a template may write the first new message into the turn of the reply, where no witness shows it."""
+    return bool(new) and new[0]["role"] == "assistant" and (turn.calls or turn.bare)
 
 
 def _reply(turn: Recorded, new: Sequence[Message], calls: bool, has_text: bool) -> Message:
@@ -242,16 +250,52 @@ class LibraryBridge:
         *,
         system: bool,
     ) -> list[int] | None:
-        if turn.thinking == "open" or any(m["role"] == "assistant" for m in new):
+        if turn.thinking == "open" or _may_merge(turn, new):
             return None
         prompt = history[max(0, sampled_from - TAIL) : sampled_from].tolist()
         sampled = history[sampled_from:].tolist()
         renderer = self._renderer if turn.thought_before or self._keeping is None else self._keeping
+        if any(message["role"] == "assistant" for message in new):
+            return self._rest(renderer, turn, new, tools, system)
         if not self._proves(renderer, turn, new, tools):
             return None
         if self._control.spelled_in(new):
             new = quoted(new, self._control)
         return _extension(renderer, prompt, sampled, new, tools)
+
+    def _rest(
+        self, renderer: Any, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool], system: bool
+    ) -> list[int] | None:
+        """Return the ids from the token that closes the reply on, if all witnesses agree on them: the library continues no reply
+        with one that it did not see sampled."""
+        calls = turn.calls or new[0]["role"] == "tool"
+        reply = _reply(turn, new, calls, turn.has_text or not calls)
+        new = quoted(new, self._control) if self._control.spelled_in(new) else new
+        rest: list[int] | None = None
+        for witness in _witnesses(turn, system):
+            try:
+                before, after = (
+                    list(renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True))
+                    for messages in (witness, [*witness, reply, *new])
+                )
+            except Exception:  # the library refuses such conversations
+                return None
+            end = next((i for i in range(len(before), len(after)) if after[i] in self._stop), len(after))
+            text = self._decode(after[len(before) : end])
+            written = calls or text.rstrip().endswith(TEXT)
+            if after[: len(before)] != before or not self._is_reply(turn, text) or not written:
+                return None
+            if rest is not None and rest != after[end:]:
+                return None
+            rest = after[end:]
+        if not rest or turn.closed_by is None:
+            return rest or None
+        return rest[1:] if rest[0] == turn.closed_by else None
+
+    def _is_reply(self, turn: Recorded, text: str) -> bool:
+        """Return true if a reply thinks as the recorded one does."""
+        thought = self._think_end is not None and self._think_end in text
+        return (THINKING in text) == (turn.thinking == "some") and thought == (turn.thinking != "none")
 
     def _proves(self, renderer: Any, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool]) -> bool:
         make = (_roles(new), turn.closed_by is not None, turn.thinking, turn.has_text, bool(tools))

@@ -104,6 +104,8 @@ class NodeRow(Base):
     call_id: Mapped[str] = mapped_column(AnyText(64))
     images: Mapped[list[list[Any]] | None] = mapped_column(JSON(none_as_null=True))
     """[[hash, offset, number of tokens], ...]: the images among the tokens; None: there are none."""
+    kept: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """What truncated distributions kept (`headgate/kept.py`); None: it is not known of any token."""
 
 
 class NodeRouteRow(Base):

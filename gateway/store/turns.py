@@ -31,6 +31,7 @@ from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, Retr
 from gateway.store.records import CallRecord
 from gateway.store.routes import insert_routes
 from headgate.errors import Conflict
+from headgate.kept import Kept
 from headgate.types import CRASHED_ATTEMPT, ImageSpan, Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
@@ -336,6 +337,7 @@ def node_values(node: Node) -> dict[str, Any]:
         "mask_reason": node.mask_reason,
         "call_id": node.call_id,
         "images": [list(image) for image in node.images] or None,
+        "kept": None if node.kept is None else node.kept.packed(),
     }
 
 
@@ -366,12 +368,13 @@ def _versions(spans: list[list[int]]) -> tuple[Int32Array, Int32Array]:
 def _node(row: Any) -> Node:
     spans = row["spans"]
     versions, newest = _versions(spans)
+    ids = np.frombuffer(row["ids"], "<i4")
     return Node(
         index=row["index"],
         parent=row["parent"],
         at=row["at"],
         sampled=row["sampled"],
-        ids=np.frombuffer(row["ids"], "<i4"),
+        ids=ids,
         logprobs=np.frombuffer(row["logprobs"], "<f4"),
         versions=versions,
         flags=np.frombuffer(row["flags"], "u1"),
@@ -382,4 +385,5 @@ def _node(row: Any) -> Node:
         finish_reason=row["finish_reason"] or "",
         newest=newest if any(len(span) > 2 for span in spans) else None,
         images=tuple(ImageSpan(*image) for image in row["images"] or ()),
+        kept=None if row["kept"] is None else Kept.unpacked(row["kept"], len(ids)),
     )

@@ -29,6 +29,7 @@ from gateway.trajectories.episode_tree import ConversationEnd, EpisodeTree
 from gateway.trajectories.tree import START, TokenTree, TreePosition
 from gateway.trajectories.turn import Span, Turn
 from headgate.errors import Unavailable
+from headgate.kept import Kept
 from headgate.types import (
     UNUSABLE_LOGPROB,
     Float32Array,
@@ -349,6 +350,9 @@ def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetail
     unusable = ~(logprobs > UNUSABLE_LOGPROB)
     if unusable.any():
         flags[unusable] |= int(TokenFlag.INVALID_LOGPROB)
+    kept = Kept.of(turn.kept, len(turn.ids)) if turn.kept else None
+    if kept is not None:
+        flags[kept.known] &= ~np.uint8(TokenFlag.TRUNCATED)
     unconfirmed = any(not span.confirmed for span in turn.spans)
     return Node(
         index=index,
@@ -364,6 +368,7 @@ def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetail
         call_id=turn.call_id,
         finish_reason=details.finish_reason,
         newest=per_token([span.newest for span in turn.spans], np.int32) if unconfirmed else None,
+        kept=kept,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.trajectories.turn_routes import Reported, TurnRoutes
+from headgate.kept import kept_of
 
 LabelCounts = Sequence[tuple[str, int]]
 """Pairs of a version's label and the number of tokens sampled under it, in order."""
@@ -51,6 +52,8 @@ class Turn:
     """An engine's labels contradict what was known: no version in this turn can be trusted."""
     routes: TurnRoutes | None = None
     """The experts that its tokens went through; None: they are not recorded."""
+    kept: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """What a truncated distribution left to choose from, by the index of the token, where it is known."""
     _start: int = 0
     _run_versions: list[int] = field(default_factory=list)
     """The versions of the present run."""
@@ -78,6 +81,12 @@ class Turn:
             self.logprobs += logprobs
             _extend(self.spans, self._run_versions[0], len(ids), self._run_versions[-1])
 
+    def keep(self, ids: list[int], alternatives: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Record what a truncated distribution left to choose from for tokens that are appended next."""
+        for at, (token, found) in enumerate(zip(ids, alternatives, strict=True), len(self.ids)):
+            if kept := kept_of(token, found):
+                self.kept[at] = kept
+
     def end_run(self, labels: LabelCounts | None, routes: Reported | None = None) -> None:
         """Take the engine's labels for the run's tokens; None: it gave none, and intervals stay as they are. `routes`: the rows
         of experts that it reports."""
@@ -103,6 +112,7 @@ class Turn:
     def restart(self) -> None:
         """Forget everything, for the call starts again."""
         self.truncate(0)
+        self.kept.clear()
         self.disputed = False
         if self.routes is not None:
             self.routes.restart()

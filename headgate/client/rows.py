@@ -73,8 +73,8 @@ def rows_of(groups: Iterable[Group], paths: Paths = "all") -> Iterator[Row]:
     """Yield the rows of groups, group by group and episode by episode.
 
     `paths`: all of each episode, or only that to its newest call, which is one row for each episode that has tokens. Rows may
-    have no token to train. An episode without calls has no row, and its reward still counts in its group. Rows have no images,
-    so the tokens of episodes with images are masked.
+    have no token to train. An episode without calls has no row, and its reward still counts in its group. Rows have neither
+    images nor what truncated distributions kept, so tokens of episodes with images and of such distributions are masked.
     """
     for group in groups:
         for episode in group.episodes:
@@ -128,5 +128,5 @@ def _masks(piece: trees.Piece, episode: Episode) -> Iterator[tuple[str, BoolArra
     if any(node.images for node in episode.nodes):
         yield "images_unseen", ~earlier
         return
-    for reason, tokens in trees.untrained(piece.node):
+    for reason, tokens in trees.untrained(piece.node.without_kept()):
         yield reason, tokens[: piece.length] & ~earlier

@@ -41,6 +41,7 @@ ENTRY = {"task_id": "t", "question": "Calculate 5 - 3.", "answer": "2", "metadat
 COMMANDS = {
     "openai_sdk.py": ["42"],
     "curl.sh": ["42"],
+    "compacting.py": ["12 and 30", "I add them.", "To do: add the numbers 12 and 30.", "12 + 30 = 42", "42"],
     "anthropic_sdk.py": [ADD, "42"],
     "openai_agents_sdk.py": [ADD, "42"],
     "langgraph_agent.py": [ADD, "42"],
@@ -48,8 +49,8 @@ COMMANDS = {
 }
 """The model's words in each of its turns."""
 ENVIRONMENTS = {"verifiers_taskset.py"}
-BRANCHES = {"smolagents_agent.py"}
-"""smolagents writes its earlier tool calls again, as text: each of its turns begins a branch."""
+BRANCHES = {"smolagents_agent.py", "compacting.py"}
+"""smolagents writes its earlier tool calls again, as text: each of its turns begins a branch. A summary begins another one."""
 FUNCTIONS = {
     "gymnasium_env.py": (GAME, ["right", "right", "down", "down", "down", "right"]),
     "reasoning_gym_tasks.py": (ENTRY, ["2"]),

@@ -11,11 +11,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from examples.frozen_lake import tasks, teacher
+from examples.frozen_lake import algorithms, tasks, teacher
 from examples.frozen_lake.walks import Reading, Walker
 from tests.harness.demos import play, small_model
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
+from trainer.algorithms import REGISTRY
 from trainer.commands.warmstart import Recipe, train_tokenizer
 from trainer.data.conversations import END, Rows, sampled_text
 
@@ -34,6 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(direction: str) -> str:
     """A model's tool call that goes one tile."""
     return f'<tool_call>\n{{"name": "move", "arguments": {{"direction": "{direction}"}}}}\n</tool_call>'
+
+
+def test_the_comparison_knows_every_algorithm(tmp_path: Path) -> None:
+    for name in (*REGISTRY, algorithms.FROZEN):
+        needed = algorithms.settings_of(tmp_path, name, 1, 1, 1e-3).algorithm.create().needs_components
+        assert tuple(needed) == (("reward",) if name == "gdpo" else ())
 
 
 async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_records(

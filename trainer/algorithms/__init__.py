@@ -15,6 +15,7 @@ import torch
 from trainer.algorithms.a3po import A3poSettings
 from trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Rewards, State, StepTokens, TokenBatch
 from trainer.algorithms.cispo import CispoSettings
+from trainer.algorithms.clip_cov import ClipCovSettings
 from trainer.algorithms.dapo import DapoSettings
 from trainer.algorithms.dppo import DppoSettings
 from trainer.algorithms.dr_grpo import DrGrpoSettings
@@ -34,6 +35,7 @@ from trainer.algorithms.sapo import SapoSettings
 REGISTRY: dict[str, type[AlgorithmSettings]] = {
     "a3po": A3poSettings,
     "cispo": CispoSettings,
+    "clip_cov": ClipCovSettings,
     "dapo": DapoSettings,
     "dppo": DppoSettings,
     "dr_grpo": DrGrpoSettings,

@@ -9,6 +9,7 @@ absolute difference of its code.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -30,7 +31,6 @@ from trainer.corrections import Ratios
 
 CUTOFF = "covariance_cutoff"
 """The least covariance whose tokens are held."""
-_LOGPROB, _ADVANTAGE = "mean_logprob", "mean_advantage"
 
 
 class KlCovSettings(PolicySettings, CorrectionSettings):
@@ -50,27 +50,19 @@ class KlCovSettings(PolicySettings, CorrectionSettings):
         """Weigh tokens by their ratios, without a clip, and hold the step's largest covariances; the mean over tokens."""
 
         def measure(step: StepTokens) -> dict[str, float]:
+            means = mean_values(step)
             if not len(step.logprobs):
-                return {_LOGPROB: 0.0, _ADVANTAGE: 0.0, CUTOFF: 0.0}
-            # Sorted, so that the means do not depend on the order of the tokens.
-            logprob, advantage = (
-                float(values.double().sort().values.mean()) for values in (step.logprobs, step.advantages)
-            )
-            products = (
-                _covariance(step.logprobs, step.advantages, logprob, advantage).sort(descending=True).values
-            )
+                return {**means, CUTOFF: 0.0}
+            products = covariance(step.logprobs, step.advantages, means).sort(descending=True).values
             held = max(1, int(self.share * len(products)))
             # Between two tokens, so that the rounding of another pass selects the same ones.
             cutoff = float(products[held - 1 : held + 1].mean())
-            return {_LOGPROB: logprob, _ADVANTAGE: advantage, CUTOFF: cutoff}
+            return {**means, CUTOFF: cutoff}
 
         def importance(batch: TokenBatch) -> Importance:
             ratios = Ratios(batch.logprobs.detach() - batch.recorded, batch.sequences, batch.episodes)
-            found = batch.statistics
-            products = _covariance(
-                batch.logprobs.detach(), batch.advantages, found[_LOGPROB], found[_ADVANTAGE]
-            )
-            pull = self.coef * (products >= found[CUTOFF]).to(batch.recorded.dtype)
+            products = covariance(batch.logprobs.detach(), batch.advantages, batch.statistics)
+            pull = self.coef * (products >= batch.statistics[CUTOFF]).to(batch.recorded.dtype)
             return Importance(corrected(ratios, self), torch.zeros_like(pull, dtype=torch.bool), pull)
 
         return PolicyGradient(
@@ -85,6 +77,19 @@ class KlCovSettings(PolicySettings, CorrectionSettings):
         )
 
 
-def _covariance(logprobs: Tensor, advantages: Tensor, logprob: float, advantage: float) -> Tensor:
-    """Return each token's part of the covariance, float64, shape (tokens,); the last two are the means of the first two."""
-    return (logprobs.double() - logprob) * (advantages.double() - advantage)
+_LOGPROB, _ADVANTAGE = "mean_logprob", "mean_advantage"
+
+
+def mean_values(step: StepTokens) -> dict[str, float]:
+    """Return the means over a step by which `covariance` centers."""
+    columns = {_LOGPROB: step.logprobs, _ADVANTAGE: step.advantages}
+    # Sorted, so that the means do not depend on the order of the tokens.
+    return {
+        name: float(values.double().sort().values.mean()) if len(values) else 0.0
+        for name, values in columns.items()
+    }
+
+
+def covariance(logprobs: Tensor, advantages: Tensor, means: Mapping[str, float]) -> Tensor:
+    """Return each token's part of the covariance, float64, shape (tokens,)."""
+    return (logprobs.double() - means[_LOGPROB]) * (advantages.double() - means[_ADVANTAGE])

@@ -26,7 +26,8 @@ def gaps(node: Node) -> Float64Array:
 def advantages(node: Node, reward: float, settings: DistillSettings | None) -> Float64Array:
     """Return the advantages of a node's tokens, shape (n,); `reward`: the one that its rewards give.
 
-    Raise FeedBroken for tokens of another temperature than 1, whose log-probabilities the teacher's do not compare with.
+    Raise FeedBroken for tokens of another temperature than 1 or a truncated distribution, whose log-probabilities the teacher's
+    do not compare with.
     """
     found = np.full(len(node.ids), reward)
     if settings is None or not node.sampled or node.teacher is None:
@@ -35,6 +36,11 @@ def advantages(node: Node, reward: float, settings: DistillSettings | None) -> F
         raise FeedBroken(
             f"tokens were sampled at temperature {node.temperature:g}, and the teacher of [distill] scores at 1: set [sampling]"
             " temperature = { override = 1.0 } in the gateway's file"
+        )
+    if node.kept is not None:
+        raise FeedBroken(
+            "tokens were sampled with top_p, top_k or min_p, and the teacher of [distill] scores without: set kept_tokens = 0 in"
+            " [models.NAME] of the gateway's file, which masks such tokens"
         )
     taught = np.nan_to_num(gaps(node), nan=0.0).clip(-settings.cap, settings.cap)
     return settings.reward_weight * found + settings.weight * taught

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headgate.kept import Kept
 from headgate.routes import ABSENT
 from headgate.types import ImageSpan
 from trainer.data.tree import Row
@@ -60,6 +61,8 @@ class MicroBatch:
     """int64, (trained,): the node of the episode's tree that the token is of."""
     routes: Tensor | None = None
     """int64, (tokens, layers, top_k): the recorded experts of each token, -1 where there are none; None: of no token."""
+    kept: Tensor | None = None
+    """int64, (trained, most): over what each trained token's distribution is normalized (`Kept.padded`); None: all over all."""
     episodes: tuple[str, ...] = ()
     """The ids of the episodes."""
     images: tuple[ImageSpan, ...] = ()
@@ -172,6 +175,7 @@ def lay_out(rows: Sequence[Row], *, share_prefixes: bool = True) -> MicroBatch:
         sequences=torch.tensor([numbers[row.episode_id] for row in rows]).repeat_interleave(lengths),
         nodes=pick("nodes", torch.int64),
         routes=_routes(rows, paths, len(ids)),
+        kept=_kept(rows),
         episodes=tuple(numbers),
         images=tuple(
             image._replace(offset=int(path[image.offset]))
@@ -192,6 +196,14 @@ def _routes(rows: Sequence[Row], paths: Sequence[Int64Array], tokens: int) -> Te
         absent = found[path, 0, 0] < 0
         found[path[absent]] = routes[absent]
     return torch.as_tensor(found)
+
+
+def _kept(rows: Sequence[Row]) -> Tensor | None:
+    """Return what the distributions of the trained tokens kept, one row after another."""
+    if all(row.kept is None for row in rows):
+        return None
+    found = Kept.joined((Kept.none(len(row)) if row.kept is None else row.kept).at(row.train) for row in rows)
+    return torch.as_tensor(found.padded())
 
 
 def even(micros: Sequence[MicroBatch]) -> list[MicroBatch]:

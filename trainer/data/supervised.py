@@ -114,6 +114,7 @@ def _as_learned(node: Node) -> Node:
         versions=np.zeros(n, np.int32),
         flags=np.zeros(n, np.uint8),
         temperature=1.0,
+        kept=None,
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate import trees
+from headgate.kept import Kept
 from headgate.routes import Routes
 from headgate.types import (
     LEAST_TEMPERATURE,
@@ -65,6 +66,8 @@ class Row:
     """The images among its tokens, in order."""
     routes: Routes | None = None
     """Shape (tokens, layers, top_k), -1 where none were recorded; None: they are not replayed."""
+    kept: Kept | None = None
+    """Over what the distribution of each token is normalized, if it was truncated; None: none was."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -212,7 +215,19 @@ def _row(
         nodes=np.concatenate([np.full(n, node.index, np.int32) for node, n in pieces])[:end],
         images=tuple(image for image in images if image.offset < end),
         routes=None if routes is None else np.concatenate([routes[node.index][:n] for node, n in pieces])[:end],
+        kept=_kept(pieces, end),
     )  # fmt: skip
+
+
+def _kept(pieces: Sequence[tuple[Node, int]], end: int) -> Kept | None:
+    """Return what the distributions of a path's first `end` tokens kept; `pieces`: its nodes and the length of each on it."""
+    if all(node.kept is None for node, _ in pieces):
+        return None
+    found = Kept.joined(
+        Kept.none(n) if node.kept is None else node.kept.at(np.arange(len(node.ids)) < n)
+        for node, n in pieces
+    )
+    return found.at(np.arange(len(found.counts)) < end)
 
 
 def row_of_tokens(ids: Sequence[int], *, episode_id: str = "") -> Row:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headgate.kept import UNKNOWN
+
 ROWS = 4096
 """Rows of a chunk at most: with fewer, a GPU spends its time on reading the head's weights and summing their gradients."""
 LOGITS = 2**27
@@ -70,18 +72,21 @@ def token_logprobs(
     *,
     with_entropy: bool = True,
     entropy_grad: bool = False,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities of tokens, and entropies of the distributions that they were drawn from, in nats.
 
     `hidden` has shape (tokens, width): the last hidden state before each token. `ids` (int64) and `temperature` have shape
     (tokens,); logits are divided by the temperature, as the engine's `processed_logprobs` are. Both results have shape (tokens,)
     and `loss_dtype`; entropy is 0 without `with_entropy`, and has a gradient only with `entropy_grad`. Gradients have none.
+    `kept` (int64, shape (tokens, most)) has the ids over which a token's distribution is normalized, its own among them: a row is
+    filled by repeating one of them, and by UNKNOWN alone where all ids count. None: they count for all tokens.
     """
     if not len(ids):
         nothing = hidden.sum(dtype=loss_dtype(hidden.dtype)) * temperature[:0]
         return nothing, nothing.detach()
     chunks = _Chunks(
-        head, ids, temperature, max(1, min(ROWS, LOGITS // vocabulary)), with_entropy, entropy_grad
+        head, ids, temperature, max(1, min(ROWS, LOGITS // vocabulary)), with_entropy, entropy_grad, kept
     )
     found: tuple[Tensor, Tensor] = _LogProbs.apply(chunks, hidden, *head.trained)
     return found
@@ -95,14 +100,22 @@ class _Chunks:
     rows: int
     with_entropy: bool
     entropy_grad: bool
+    kept: Tensor | None
 
     def __iter__(self) -> Iterator[slice]:
         return (slice(start, start + self.rows) for start in range(0, len(self.ids), self.rows))
 
     def scaled(self, part: slice, logits: Tensor) -> Tensor:
-        """Return logits over their temperature, in the loss's precision."""
+        """Return logits over their temperature, in the loss's precision; -inf for ids that a distribution left out."""
         found = logits.detach().to(loss_dtype(logits.dtype), copy=True)
-        return found.div_(self.temperature[part, None])
+        found.div_(self.temperature[part, None])
+        if self.kept is not None and self.kept.shape[1]:
+            rows = (self.kept[part, 0] != UNKNOWN).nonzero()
+            kept = self.kept[part][rows[:, 0]]
+            values = found[rows, kept]
+            found[rows[:, 0]] = -torch.inf
+            found[rows, kept] = values
+        return found
 
 
 class _LogProbs(torch.autograd.Function):

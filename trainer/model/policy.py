@@ -149,6 +149,7 @@ class Policy(nn.Module):
             self.vocabulary,
             with_entropy=with_entropy,
             entropy_grad=entropy_grad,
+            kept=None if micro.kept is None else micro.kept[which],
         )
 
     def _check_exchange(self, exchange: Exchange) -> None:

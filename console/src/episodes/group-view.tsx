@@ -43,7 +43,7 @@ export function GroupView({ episode, table, group, mode, changes, point }: Props
         <a href={href("episodes", { group: episode.group_id })}>{episode.group_id}</a>
         {rewards && `: mean reward ${number(rewards.mean, 3)}, standard deviation ${number(rewards.std, 3)}`}.
       </p>
-      {table.nodes.length > 0 && <MessageView table={table} leaf={longestOf(table.nodes)} episode={episode} prompt />}
+      {table.nodes.length > 0 && <MessageView table={table} story={[longestOf(table.nodes)]} episode={episode} prompt />}
       <div class="members" role="region" aria-label="Members of the group">
         {members.slice(0, shown.value).map((member) => (
           <Member

@@ -14,19 +14,22 @@ import { moment } from "./words";
 
 interface Props {
   table: TokenTable;
-  leaf: number;
+  /** The nodes at which its conversations end: with one of them, there is no summary between. */
+  story: readonly number[];
   episode: Pick<EpisodeResponse, "calls" | "refused_calls" | "state">;
   /** Only what comes before the first reply: members of a group have it in common. */
   prompt?: boolean;
 }
 
-export function MessageView({ table, leaf, episode, prompt = false }: Props) {
-  const rows = useMemo(() => {
-    const all = leaf < 0 ? [] : messagesOf(table, pathTo(table.nodes, leaf));
+export function MessageView({ table, story, episode, prompt = false }: Props) {
+  const [rows, seams] = useMemo(() => {
+    const parts = story.map((leaf) => messagesOf(table, pathTo(table.nodes, leaf)));
+    const all = parts.flat();
+    const seams = new Set(parts.slice(1).map((part) => part[0]));
     const first = all.findIndex((message) => message.sampled > 0);
-    if (prompt) return (first < 0 ? all : all.slice(0, first)).map((message) => ({ message }));
-    return withRefusals(all, episode.refused_calls ?? [], (turn) => timeOf(episode.calls, table.model, turn));
-  }, [table, leaf, episode, prompt]);
+    const shown = (first < 0 ? all : all.slice(0, first)).map((message) => ({ message }));
+    return [prompt ? shown : withRefusals(all, episode.refused_calls ?? [], (turn) => timeOf(episode.calls, table.model, turn)), seams];
+  }, [table, story.join(), episode, prompt]);
   if (!rows.length) return <Empty>{episode.state === "closed" ? "Nothing was sampled in this episode." : "Nothing was sampled in this episode yet."}</Empty>;
   return (
     <ol class="messages">
@@ -37,6 +40,7 @@ export function MessageView({ table, leaf, episode, prompt = false }: Props) {
           <li key={i} class={`message m-${row.message.role}`}>
             <p class="message-head">
               <MessageHead table={table} message={row.message} />
+              {seams.has(row.message) && <Badge tone="info">the history was summarized: from here on the model receives this</Badge>}
             </p>
             {partsOf(textOf(table, row.message)).map((part, at) => (
               <Shown key={at} part={part} />

@@ -21,7 +21,7 @@ import { Tabs } from "../episodes/tabs";
 import { TimelineView } from "../episodes/timeline-view";
 import { TokenPanel } from "../episodes/token-panel";
 import { TokenTree } from "../episodes/token-tree";
-import { leavesOf, longestOf } from "../episodes/tree";
+import { longestStory, storiesOf } from "../episodes/story";
 import type { EpisodeResponse } from "../episodes/types";
 import { WhyView, Words } from "../episodes/why-view";
 import { count, moment, number, seconds } from "../episodes/words";
@@ -147,9 +147,10 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
   const target = useSignal<{ token: number } | null>(null);
   const advantage = advantageOf(episode, groupRewardsOf(record.group.value.value ?? []));
   const coloring = useMemo(() => coloringOf(table, mode, advantage), [table, mode, advantage]);
-  const leaves = useMemo(() => leavesOf(table.nodes), [table]);
+  const stories = useMemo(() => storiesOf(table), [table]);
   const path = Number(route.value.query.get("path") ?? NaN);
-  const leaf = leaves.includes(path) ? path : longestOf(table.nodes);
+  const story = stories.find((each) => each.at(-1) === path) ?? longestStory(table, stories);
+  const leaf = story.at(-1) ?? -1;
   const models = [...new Set(episode.calls.filter((call) => call.node >= 0).map((call) => call.model))];
   const wanted = route.value.query.get("token");
   useEffect(() => {
@@ -173,13 +174,13 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
           </button>
         )}
         {!messages && <ColorBar coloring={coloring} choose={(name) => setQuery({ color: name })} />}
-        {view === "conversation" && leaves.length > 1 && (
+        {view === "conversation" && stories.length > 1 && (
           <label>
             Conversation
             <select value={leaf} onChange={(event) => setQuery({ path: event.currentTarget.value })}>
-              {leaves.map((node, i) => (
-                <option key={node} value={node}>
-                  {i + 1} of {leaves.length}: to node {node}
+              {stories.map((each, i) => (
+                <option key={each.at(-1)} value={each.at(-1)}>
+                  {i + 1} of {stories.length}: to node {each.at(-1)}
                 </option>
               ))}
             </select>
@@ -199,7 +200,7 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
         )}
       </div>
       {messages ? (
-        <MessageView table={table} leaf={leaf} episode={episode} />
+        <MessageView table={table} story={story} episode={episode} />
       ) : !table.nodes.length && view !== "group" ? (
         <Empty>{episode.state === "closed" ? "Nothing was sampled in this episode." : "Nothing was sampled in this episode yet."}</Empty>
       ) : (

@@ -35,7 +35,7 @@ from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import ReplyFormat
 from gateway.render.stops import StopStrings
 from gateway.trajectories.recorder import Prompt, TurnDetails
-from headgate.types import Sampling
+from headgate.types import Sampling, TokenFlag
 
 WHOLE_INTERVAL = 16
 """Tokens per chunk from the engine for replies that are not streamed."""
@@ -173,7 +173,8 @@ class _Preparation:
     def _note_untrained(self, sampling: Sampling) -> None:
         episode, model = self._episode, self._model.name
         if episode.mode == "train" and episode.model == model:
-            self._gateway.untrained.see(model, episode.id, sampling.flags())
+            recorded = TokenFlag.TRUNCATED if self._model.settings.kept_tokens else TokenFlag.NONE
+            self._gateway.untrained.see(model, episode.id, sampling.flags() & ~recorded)
 
     async def check(self) -> None:
         """Raise BadRequest if one of several prompts cannot be served, before another one is."""
@@ -238,6 +239,7 @@ def new_call(
         images=prompt.images,
         routers=model.routers,
         routes_from=max(prompt.after.length - 1, 0),
+        kept=model.settings.kept_tokens if episode.mode == "train" else 0,
     )
 
 

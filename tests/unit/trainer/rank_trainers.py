@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headgate.kept import Kept
 from headgate.types import Episode, Group
 from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import prompt, sampled
@@ -50,6 +52,10 @@ def groups_of(version: int) -> list[Group]:
             turn = sampled(
                 1, 0, 3, rng.integers(0, 250, 4 + 3 * e + g).tolist(), logprob=-5.5, version=version
             )
+            if e == 1:  # some of its tokens are of truncated distributions
+                turn = replace(
+                    turn, kept=Kept.of({i: (250 + i, int(turn.ids[i])) for i in (0, 2)}, len(turn.ids))
+                )
             episodes.append(Episode(f"{g}-{e}", float(rng.normal()), (start, turn)))
         groups.append(Group(f"g{g}", f"g{g}", version, tuple(episodes)))
     return groups

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainer.algorithms import REGISTRY, Algorithm, Rewards, State, StepTokens, TokenBatch
 from trainer.algorithms.baselines import group_mean
+from trainer.algorithms.clip_cov import ClipCovSettings
 from trainer.algorithms.kl_cov import CUTOFF as COVARIANCE_CUTOFF
 from trainer.algorithms.m2po import CUTOFF
 
@@ -24,7 +25,13 @@ LENGTHS = (7, 1, 4, 6, 3)
 ADVANTAGES = (1.2, 0.7, -0.4, -1.1, 0.9)
 STALENESS = (0, 3, 1, 2, 1)
 UNBOUNDED = math.inf
-NONE_OUTSIDE = {CUTOFF: UNBOUNDED, COVARIANCE_CUTOFF: UNBOUNDED, "mean_logprob": 0.0, "mean_advantage": 0.0}
+NONE_OUTSIDE = {
+    CUTOFF: UNBOUNDED,
+    COVARIANCE_CUTOFF: UNBOUNDED,
+    "mean_logprob": 0.0,
+    "mean_advantage": 0.0,
+    "hash_cutoff": -1.0,
+}
 """Statistics of a step without outliers."""
 Episodes = list[Tensor]
 
@@ -247,6 +254,19 @@ def kl_cov_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
     return torch.stack(terms).sum() / sum(LENGTHS)
 
 
+def clip_cov_objective(new: Episodes, _: Episodes, old: Episodes) -> Tensor:
+    """Clip-Cov, equations 9 and 10, with PPO's clip, where all between the bounds are drawn."""
+    tokens = [(n[j], o[j], a) for n, o, a in zip(new, old, ADVANTAGES, strict=True) for j in range(len(n))]
+    logprob = fmean(float(n.detach()) for n, _, _ in tokens)
+    advantage = fmean(a for _, _, a in tokens)
+    terms = [
+        surrogate((n - o).exp(), a, 0.2, 0.2)
+        * (not 0.1 <= (float(n.detach()) - logprob) * (a - advantage) <= 0.5)
+        for n, o, a in tokens
+    ]
+    return torch.stack(terms).sum() / sum(LENGTHS)
+
+
 OBJECTIVES: dict[str, tuple[dict[str, Any], Callable[[Episodes, Episodes, Episodes], Tensor]]] = {
     "dapo": ({"type": "dapo", "importance_cap": UNBOUNDED}, dapo_objective),
     "reinforce++": ({"type": "reinforce++", "importance_cap": UNBOUNDED, "clip_high": 0.28}, dapo_objective),
@@ -301,11 +321,33 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], Callable[[Episodes, Episodes, Episod
         {"type": "kl_cov", "importance_cap": UNBOUNDED, "share": 0.2, "coef": 0.7},
         kl_cov_objective,
     ),
+    "clip_cov": (
+        {"type": "clip_cov", "importance_cap": UNBOUNDED, "share": 1.0, "low": 0.1, "high": 0.5},
+        clip_cov_objective,
+    ),
 }
 
 
 def test_every_algorithm_has_its_formula_here() -> None:
     assert {settings["type"] for settings, _ in OBJECTIVES.values()} == REGISTRY.keys()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 1.0])
+def test_clip_cov_leaves_out_its_share_of_the_tokens_between_the_bounds(share: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logprobs, advantages = torch.randn(2, 20, dtype=torch.float64, generator=generator)
+    products = (logprobs - logprobs.mean()) * (advantages - advantages.mean())
+    between = (products >= 0.1) & (products <= 1.0)
+    assert 4 < between.sum() < 20
+    algorithm = ClipCovSettings(share=share, low=0.1, high=1.0, clip_low=1, clip_high=math.inf).create()
+    ints, order = torch.zeros(20, dtype=torch.int64), torch.randperm(20, generator=generator)
+    found = algorithm.statistics(StepTokens(logprobs, logprobs, advantages, ints))
+    again = (each[order] for each in (logprobs, logprobs, advantages, ints))
+    assert algorithm.statistics(StepTokens(*again)) == found
+    given = (logprobs, ints.double(), logprobs, advantages, torch.ones(20), ints, ints, ints, 1)
+    outside = algorithm.importance(TokenBatch(*given, statistics=found)).outside
+    assert not (outside & ~between).any()
+    assert int(outside.sum()) == min(int(between.sum()), max(1, int(share * 20)))
 
 
 UNCLIPPED = ("rloo", "cispo", "sapo", "opo", "reinforce", "kl_cov")

@@ -55,6 +55,7 @@ DIVISORS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "gdpo": ({"components": {"right": 1.0}}, TOKENS),
     "reinforce": ({"initial": -1.0}, EPISODES),
     "kl_cov": ({"minibatches": 1}, TOKENS),
+    "clip_cov": ({"minibatches": 1}, TOKENS),
 }
 """By algorithm, its settings and what each group adds."""
 

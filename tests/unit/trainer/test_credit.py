@@ -428,6 +428,28 @@ def test_a_branch_is_compared_with_its_siblings_and_counts_as_one_of_them() -> N
     assert found[1] == pytest.approx({1: -first, 3: -5 / 12, 4: 5 / 4 - 5 / 12, 5: -5 / 12, 7: -2.5, 8: 2.5})
 
 
+def compacted(name: str, own: float, quoted: slice) -> Episode:
+    """A reply, a summary of it, and a conversation that begins with a part of the summary."""
+    summary = sampled(3, 2, 2, list(range(50, 65)))
+    nodes = (
+        prompt(0, -1, 0, [1, 2]), sampled(1, 0, 2, [3] * 12), prompt(2, 1, 12, [4, 5]), summary,
+        prompt(4, 0, 1, [7, *summary.ids[quoted].tolist(), 9]), sampled(5, 4, 1 + len(summary.ids[quoted]), [3]),
+    )  # fmt: skip
+    return Episode(name, own, nodes)
+
+
+def test_a_summary_is_credited_with_what_the_conversation_after_it_returns() -> None:
+    """The first two calls return what is earned after the seam; without the quotation, only the last one's path does."""
+    settings = CreditSettings(level="branch", discount=0.5)
+    quoting = group(compacted("a", 8.0, slice(0, -1)), compacted("b", 0.0, slice(0, -1)))
+    (found,) = credits_of([quoting], CENTERED, settings)
+    assert found == [{1: 1.0, 3: 2.0, 5: 4.0}, {1: -1.0, 3: -2.0, 5: -4.0}]
+    assert found == credits_of([quoting], CENTERED, CreditSettings(level="call", discount=0.5))[0]
+    other = group(compacted("a", 8.0, slice(0, 5)), compacted("b", 0.0, slice(0, 5)))
+    (found,) = credits_of([other], CENTERED, settings)
+    assert (found[0][1], found[0][3]) == (-2.0, 0.0), "compared with the other conversation's first call"
+
+
 def test_a_conversation_without_branches_is_credited_as_by_call() -> None:
     members = group(episode("a", 0.5, *turns(1.0, None, 2.0)), episode("b", 0.0, *turns(0.25, 4.0)))
     found = [

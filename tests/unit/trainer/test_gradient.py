@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headgate.kept import Kept
 from headgate.types import Episode, Group, Node, TokenFlag
 from tests.harness.plain_model import plain_logits
 from tests.unit.trainer.runs import offline_settings
@@ -55,12 +56,15 @@ def trainer_of(
 
 
 def batch_of() -> list[Group]:
-    """Groups of unlike size and length, with branches, temperatures, masked tokens, and one that teaches nothing."""
+    """Groups of unlike size and length, with branches, temperatures, truncated distributions, masked tokens, and one that teaches
+    nothing."""
     rng = np.random.default_rng(3)
 
     def turn(index: int, parent: int, at: int, n: int, flags: Sequence[int] | None = None) -> Node:
         node = sampled(index, parent, at, rng.integers(0, 250, n).tolist(), flags=flags, temperature=0.7)
-        return replace(node, logprobs=rng.uniform(-7.0, -3.0, n).astype(np.float32))
+        sets = {i: (250, 250 + i + 1, int(node.ids[i])) for i in range(0, n, 3)}
+        kept = Kept.of(sets, n) if index == 3 else None
+        return replace(node, logprobs=rng.uniform(-7.0, -3.0, n).astype(np.float32), kept=kept)
 
     groups = []
     for g, members in enumerate((3, 2, 4, 2, 3)):
@@ -121,7 +125,14 @@ def distribution(model: Any, episode: Episode, node: Node) -> Tensor:
     """The log-probabilities of the whole vocabulary at each token of a node, by a plain forward pass."""
     ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
     rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
-    return (plain_logits(model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
+    scaled = plain_logits(model, ids)[0, rows] / np.float32(0.7)
+    if node.kept is not None:
+        ends = np.cumsum(node.kept.counts)
+        for i in np.flatnonzero(node.kept.counts):
+            others = torch.ones(scaled.shape[1], dtype=torch.bool)
+            others[node.kept.ids[ends[i] - node.kept.counts[i] : ends[i]].tolist()] = False
+            scaled = scaled.masked_fill(others & (torch.arange(len(scaled)) == i)[:, None], -torch.inf)
+    return scaled.log_softmax(-1)
 
 
 def picked(every: Tensor, node: Node) -> Tensor:
@@ -145,7 +156,7 @@ def token_losses(trainer: RankTrainer, episode: Episode, node: Node, advantage: 
         gap = reference - logprobs
         # The KL term is times the token's ratio, which is differentiated, and scaled down where it is beyond its own cap.
         kl = (ratio.clamp(max=KL_CAP) / ratio) * (logprobs - recorded).exp() * (gap.exp() - gap - 1)
-        loss = loss + ENTROPY * (every.exp() * every).sum(-1) + KL * kl
+        loss = loss + ENTROPY * (every.exp() * every.masked_fill(every.isinf(), 0.0)).sum(-1) + KL * kl
     return loss[torch.from_numpy(node.flags == 0)]
 
 

@@ -44,7 +44,7 @@ def parse(extra: str = "") -> Settings:
         ("[batch]\ntoken = 1", "batch.token"),
         ("[surprise]", "surprise"),
         ("[algorithm]\ntype = 'grpo'\nclip = 0.1", "clip"),
-        ("[algorithm]\ntype = 'unknown'", "none of a3po, cispo, dapo, dppo"),
+        ("[algorithm]\ntype = 'unknown'", "none of a3po, cispo, clip_cov, dapo"),
         ("[algorithm]\ntype = 'no.module:Name'", "cannot be imported: ModuleNotFoundError"),
         (
             "[algorithm]\ntype = 'trainer.algorithms:Loss'",

@@ -1,4 +1,4 @@
-"""A model whose routes cannot be recorded is refused at the start, in one sentence that names the setting."""
+"""A model whose routes or kept tokens cannot be recorded is refused at the start, in one sentence that names the setting."""
 
 from __future__ import annotations
 
@@ -38,18 +38,24 @@ def test_a_model_without_readable_routers_is_refused(config: Any, what: str, tmp
     ("model", "engine", "what"),
     [
         ({"path": "/m"}, {"launch": "fake", "api": "sglang"}, "api = 'vllm'"),
-        ({"upstream": {"url": "http://u/v1"}, "train": False}, {}, "leave `router_replay` out"),
+        ({"upstream": {"url": "http://u/v1"}, "train": False}, {}, "leave `{}` out"),
     ],
 )
-def test_engines_that_report_no_experts_are_refused(model: Any, engine: Any, what: str) -> None:
-    trained = {"path": "/t"}
-    models = {"t": trained, "m": {**model, "router_replay": True}}
+@pytest.mark.parametrize(("key", "value"), [("router_replay", True), ("kept_tokens", 5)])
+def test_engines_that_do_not_report_what_is_to_be_recorded_are_refused(
+    model: Any, engine: Any, what: str, key: str, value: Any
+) -> None:
+    trained, what = {"path": "/t"}, what.format(key)
+    models = {"t": trained, "m": {**model, key: value}}
     with pytest.raises((ConfigError, ValidationError), match=what):
         Settings.parse({"models": models, "engine": engine})
 
 
-@pytest.mark.parametrize("replay", [True, False])
-def test_vllm_is_started_with_the_option_only_where_the_setting_is_on(replay: bool) -> None:
-    settings = Settings.parse({"models": {"m": {"path": "/m", "router_replay": replay}}})
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [({"router_replay": True}, RETURN_ROUTES), ({"kept_tokens": 21}, "--max-logprobs"), ({}, "")],
+)
+def test_vllm_is_started_with_the_option_only_where_the_setting_is_on(given: Any, option: str) -> None:
+    settings = Settings.parse({"models": {"m": {"path": "/m", **given}}})
     argv, _ = command(settings.engine_of("m"), settings.models["m"], "m", "/m", "127.0.0.1", 1)
-    assert (RETURN_ROUTES in argv) == replay
+    assert [each for each in argv if each in (RETURN_ROUTES, "--max-logprobs")] == [option] * bool(option)

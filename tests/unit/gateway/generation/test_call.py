@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from unittest.mock import Mock
 
@@ -27,6 +28,8 @@ class Scripted:
     """Respond to each request with the next of `replies`, and record the requests; `account` is its own of each."""
 
     account: tuple[tuple[str, int], ...] | None = None
+    top: list[list[tuple[int, float]]] | None = None
+    """The alternatives that it reports with each chunk of as many tokens."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
@@ -38,7 +41,7 @@ class Scripted:
         if isinstance(reply, EngineError):
             raise reply
         ids, finish = reply
-        yield TokenChunk(ids, [-0.5] * len(ids), finish, self.account)
+        yield TokenChunk(ids, [-0.5] * len(ids), finish, self.account, self.top)
 
 
 class Pool(EnginePool):
@@ -90,6 +93,21 @@ async def test_a_call_that_is_given_back_with_its_last_token_is_whole() -> None:
     engine = Scripted(([1, 2, 3, 4], "abort"))
     call = await ended(Pool(engine).runner())
     assert (call.finish, len(engine.requests)) == ("length", 1)
+
+
+@pytest.mark.parametrize(("top_p", "requested", "kept"), [(0.9, 3, {0: (5, 6), 2: (5, 6)}), (1.0, 1, {})])
+async def test_what_a_truncated_distribution_kept_is_requested_and_recorded(
+    top_p: float, requested: int, kept: dict[int, tuple[int, ...]]
+) -> None:
+    engine = Scripted(([5], "abort"), ([9], "abort"), ([6], "stop"))
+    engine.top = [[(5, math.log(0.5)), (6, math.log(0.5)), (7, -9999.0)]]
+    sampling = Sampling(max_tokens=4, top_p=top_p, top_logprobs=1)
+    call = await ended(CallRunner(Call("c", np.array([7, 8], np.int32), sampling, kept=3), Pool(engine)))
+    assert {request.sampling.top_logprobs for request in engine.requests} == {requested}
+    assert call.turn.kept == kept, "9 is not in the set that was reported with it"
+    assert {len(row) for row in call.top} == {1}, "the client requested one"
+    call.start_over()
+    assert call.turn.kept == {}
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,14 @@ def test_a_reply_that_was_cut_off_is_closed_as_the_template_closes_it(name: str)
     "name", ["qwen3 (library)", "glm4.5 (library)", "llama3 (library)", "qwen2.5", "phi4-mini"]
 )
 @pytest.mark.parametrize(
-    "roles", [["tool", "system"], ["tool", "user"], ["user", "system", "user"], ["system"]]
+    "roles",
+    [
+        ["tool", "system"],
+        ["tool", "user"],
+        ["user", "system", "user"],
+        ["system"],
+        ["tool", "assistant", "user"],
+    ],
 )
 def test_new_messages_of_several_roles(name: str, roles: list[str]) -> None:
     episode = Episode(named(name), TOOLS)
@@ -130,12 +137,24 @@ def test_a_mark_of_thinking_where_it_means_nothing_makes_a_branch() -> None:
     assert chat.bridge(np.asarray([*prompt, *sampled], np.int32), len(prompt), [USER], []) is None
 
 
+NOTE = {"role": "assistant", "content": "the limit of steps is reached"}
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_a_foreign_reply_among_the_new_messages_makes_a_branch(name: str) -> None:
+@pytest.mark.parametrize("new", [[NOTE], [NOTE, USER], [USER, NOTE, USER]], ids=len)
+def test_a_message_in_the_models_name_is_appended_as_the_template_writes_it_or_makes_a_branch(
+    name: str, new: list[dict[str, Any]]
+) -> None:
     chat = renderer(name)
     prompt = chat.render([USER], [])
-    history = np.asarray([*prompt, *chat.encode("hello"), min(chat.marks.stop)], np.int32)
-    assert chat.bridge(history, len(prompt), [{"role": "assistant", "content": "x"}, USER], []) is None
+    try:
+        whole = chat.render([USER, {"role": "assistant", "content": "hello"}, *new], [])
+    except BadRequest:  # two messages of one role
+        whole = []
+    history = np.asarray([*prompt, *chat.encode("hello"), closing(chat)], np.int32)
+    added = chat.bridge(history, len(prompt), new, [])
+    assert added is None or [*history.tolist(), *added] == whole
+    assert name not in APPENDING or "mistral" in name or added is not None
     assert chat.bridge(history, len(prompt), [], []) is None
 
 
@@ -202,7 +221,7 @@ def closing(chat: ChatRenderer) -> int:
     """Return the token with which the template closes a reply."""
     whole = chat.render([USER, {"role": "assistant", "content": "hello"}, USER], [])
     start = len(chat.render([USER], []))
-    return next(token for token in whole[start:] if token in chat.marks.stop)
+    return next((token for token in whole[start:] if token in chat.marks.stop), min(chat.marks.stop))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3 (library)", "llama3", "gemma3"])
