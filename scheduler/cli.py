@@ -14,7 +14,8 @@ from headgate.processes.program import run as run_program
 
 if TYPE_CHECKING:
     from scheduler.reactor.clock import Tag
-    from scheduler.reactor.recording import Entry, Run
+    from scheduler.reactor.reading import Run
+    from scheduler.reactor.recording import Entry
     from scheduler.reactor.replay import Difference, RunReport
     from scheduler.reactor.topology import Program
 
@@ -95,7 +96,7 @@ def replay(
 
       scheduler replay runs/sums
     """
-    from scheduler.reactor.recording import BadRecording, read
+    from scheduler.reactor.reading import BadRecording, read
     from scheduler.reactor.replay import ReplayReport
 
     path = run / RECORDING if run.is_dir() else run
@@ -172,26 +173,40 @@ def _builder(name: str) -> Callable[[dict[str, Any]], Program]:
 
 def _replayed(run: Run, where: str) -> RunReport:
     from scheduler.reactor.elements import TopologyError
+    from scheduler.reactor.recording import build
     from scheduler.reactor.replay import replay_run
+    from scheduler.reactor.snapshot import BadState
 
-    build = _builder(run.header.program)
+    builder, by = _builder(run.header.program), f"recorded by {_build(run)}, replayed by {build()}"
     try:
-        program = build(run.header.settings)
+        program = builder(run.header.settings)
     except (ValueError, TypeError, KeyError, AttributeError, TopologyError) as error:
-        raise _usage_error(f"{where}: its settings build no program: {error!r}") from error
-    return replay_run(run, lambda _: program)
+        raise _usage_error(f"{where}: its settings build no program: {error!r} ({by})") from error
+    try:
+        return replay_run(run, lambda _: program)
+    except BadState as error:
+        raise _usage_error(f"{where}: {error} ({by})") from error
+
+
+def _build(run: Run) -> str:
+    return run.header.build or "a build that did not report itself"
 
 
 def _show(report: RunReport, title: str) -> None:
+    from scheduler.reactor.recording import build
+
     changed = "; the graph has changed since" if report.graph_changed else ""
-    typer.echo(f"{title}, {report.events} events from outside{changed}")
+    goes_on = ", it goes on from an earlier file" if report.run.header.state is not None else ""
+    typer.echo(f"{title}, {report.events} events from outside{goes_on}{changed}")
+    if report.run.header.build != build():
+        typer.echo(f"recorded by {_build(report.run)}; this is {build()}")
     rows = [row for entry in report.run.entries if (row := _row(entry)) is not None]
     width = max((len(row[1]) for row in rows), default=0)
     for tag, name, what, why in rows:
         at = _since(report.run, tag.time) + (f" +{tag.microstep}" if tag.microstep else "")
         typer.echo(f"{at:>14}  {name:<{width}}  {what}" + (f"\n{'':>16}{why}" if why else ""))
     if report.run.full:
-        typer.echo(f"its recording ends at {_since(report.run, report.run.last.time)}: it was full")
+        typer.echo(f"the file ends at {_since(report.run, report.run.last.time)}: it was full")
     if report.difference is None:
         typer.echo(f"equal: {len(report.decisions)} decisions were made again, bit for bit")
     else:

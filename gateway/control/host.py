@@ -35,11 +35,11 @@ from scheduler.program.events import (
     UpdateResult,
 )
 from scheduler.program.nodes import Hosted, Wanted
-from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
+from scheduler.reactor import Limit, Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
 
 log = logging.getLogger(__name__)
-_RECORDING_BYTES = 1024 * 10**6
-"""A run's recording ends at this size, so that a long run does not fill the disk; a replay ends there too."""
+_RECORDING = Limit(1024 * 10**6, kept_s=3600.0)
+"""A recording has two files at most, so that a long run does not fill the disk; the last hour can always be replayed."""
 
 T = TypeVar("T")
 CheckCoordinator = Callable[[], Awaitable[None]]
@@ -105,9 +105,7 @@ class ControlHost:
         if path is not None:
             on_lost = partial(_report_lost, path)
             try:
-                self._recording = Recording.open(
-                    path, whole, _RECORDING_BYTES, partial(_report_full, path), on_lost
-                )
+                self._recording = Recording.open(path, whole, _RECORDING, on_lost)
             except OSError as error:
                 message = f"[control] recording = {str(path)!r} cannot be written: {error.strerror}; name another file"
                 raise ConfigError(message) from error
@@ -345,10 +343,6 @@ def _weight_bytes(folder: Path | None) -> int:
 
 def _report_lost(path: Path, error: OSError) -> None:
     log.error("the recording %s ends here: %s ([control] recording)", path, error.strerror)
-
-
-def _report_full(path: Path) -> None:
-    log.warning("the recording %s ends here: this run's part has %g MB", path, _RECORDING_BYTES / 1e6)
 
 
 def _report_death(task: asyncio.Task[None]) -> None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from scheduler.planning.beginning import beginning
 from scheduler.planning.profile import BadProfile
 from scheduler.planning.timeline import Timeline
 from scheduler.policies.allocation import AS_MEASURED, Points, Pool, Sampling, Site, Stage
 from scheduler.policies.throughput import COEFFICIENTS, EngineModel
-from scheduler.reactor.recording import Decision, Event, Run, objects
+from scheduler.reactor.reading import Run
+from scheduler.reactor.recording import Decision, Event, objects
 
 
 @dataclass(slots=True)
@@ -111,6 +113,8 @@ def _facts(
 
 def _values(runs: Sequence[Run], began: float) -> Iterator[tuple[float, dict[str, Any]]]:
     for run in runs:
+        for _, value in beginning(run):
+            yield run.header.start / 1e9 - began, value
         for entry in run.entries:
             if isinstance(entry, Event | Decision):
                 for value in objects(entry):

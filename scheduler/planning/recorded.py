@@ -13,9 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from scheduler.planning.beginning import beginning
 from scheduler.planning.node_states import Moment, Nodes
 from scheduler.planning.timeline import Kind, Step, Timeline
-from scheduler.reactor.recording import Decision, Event, Run, objects
+from scheduler.reactor.reading import Run
+from scheduler.reactor.recording import Decision, Event, objects
 
 _NS = 1e9
 _APART_S = 0.005
@@ -103,8 +105,11 @@ def slugs_of(runs: Sequence[Run]) -> dict[str, str]:
 def _recorded(runs: Sequence[Run], slugs: Mapping[str, str]) -> Iterator[Moment]:
     """Return each input and decision as a moment of its own."""
     models, batches = {slug: name for name, slug in slugs.items()}, _Batches()
-    for run in runs:
+    for run, following in pairwise([*runs, None]):
+        assert run is not None
         yield Moment(run.header.start / _NS, {})
+        for model, value in beginning(run):
+            yield Moment(run.header.start / _NS, value, model)
         for entry in run.entries:
             at = entry.tag.time / _NS
             if not isinstance(entry, Event | Decision):
@@ -116,7 +121,8 @@ def _recorded(runs: Sequence[Run], slugs: Mapping[str, str]) -> Iterator[Moment]
                 yield Moment(at, value, model)
                 if value.get("type") == "Filling":
                     yield from batches.changed(at, value)
-        yield Moment(run.last.time / _NS, {"type": "Stops"})
+        if following is None or following.header.state is None:
+            yield Moment(run.last.time / _NS, {"type": "Stops"})
 
 
 class _Batches:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from scheduler.planning.recorded import BadMetrics, TrainerRecord, read_metrics, slugs_of, timeline_of
 from scheduler.planning.timeline import Timeline
-from scheduler.reactor.recording import BadRecording, Run, read
+from scheduler.reactor.reading import BadRecording, Run, read
+from scheduler.reactor.snapshot import BadState
 
 RECORDING = "control.jsonl"
 METRICS = ("trainer/metrics.jsonl", "metrics.jsonl")
@@ -43,7 +44,7 @@ def timeline_from(run: Path, number: int | None = None, metrics: Sequence[str] =
     runs = runs_of(run, number)
     try:
         return timeline_of(runs, _records(run, runs, metrics))
-    except (OSError, BadMetrics) as error:
+    except (OSError, BadMetrics, BadState) as error:
         raise BadRun(str(error)) from error
     except ValueError as error:
         raise BadRun(f"{run}: {error}") from error

@@ -10,7 +10,6 @@ the call itself.
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Iterable, Iterator
 
 from scheduler.policies.placement import Choice, EngineRequest, Key, OpenEngine
@@ -43,7 +42,8 @@ class Engines:
         """How many calls each local placement represents, if peers place in the same way."""
         self._heaps: dict[_Place, list[_Entry]] = {}
         """An entry that is not its engine's newest is void."""
-        self._stamps = itertools.count(1)
+        self._stamp = 0
+        """The last stamp that was given."""
 
     # Events of engines
 
@@ -131,7 +131,7 @@ class Engines:
         """Order all engines again."""
         self._heaps.clear()
         for engine in self.open.values():
-            engine.stamp = next(self._stamps)
+            engine.stamp = self._next_stamp()
             for place, entry in self._entries(engine):
                 self._heaps.setdefault(place, []).append(entry)
         for heap in self._heaps.values():
@@ -243,8 +243,12 @@ class Engines:
             key = choice.key_at(engine, steps_s, length, 0, weight)
             yield (late > 0, engine.version), (key, engine.stamp, engine)
 
+    def _next_stamp(self) -> int:
+        self._stamp += 1
+        return self._stamp
+
     def _file(self, engine: OpenEngine) -> None:
-        engine.stamp = next(self._stamps)
+        engine.stamp = self._next_stamp()
         for place, entry in self._entries(engine):
             heap = self._heaps.setdefault(place, [])
             heapq.heappush(heap, entry)

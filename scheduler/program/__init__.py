@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,8 @@ CONTROL = "control"
 
 class ControlProgram(Program):
     """The program, and its reactors by model."""
+
+    state_packages = ("scheduler.program", "scheduler.policies")
 
     def __init__(self, settings: dict[str, Any]) -> None:
         """Build the reactors of `settings`: {"models": {NAME: {"fleet": fields of FleetSettings, "update": of UpdateSettings,
@@ -73,6 +75,12 @@ class ControlProgram(Program):
             self.connect(update.opened, self.lending.opened[name])
             self.connect(self.lending.wanted, fleet.wanted, after=0)
         self.seal()
+
+    def facts(self) -> Iterator[tuple[str | None, object]]:
+        """Yield what readers of a recording need of the present state, as the events that report it, each with its model."""
+        yield from ((None, fact) for fact in self.lending.facts())
+        for name, placement in self.placements.items():
+            yield from ((name, fact) for fact in placement.facts())
 
 
 def _placement(model: dict[str, Any]) -> PlacementSettings:

@@ -15,7 +15,6 @@ decides its version. Invariants:
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +38,7 @@ from scheduler.program.events import (
 )
 from scheduler.program.nodes import Asleep, Wanted
 from scheduler.program.outbox import Outbox
+from scheduler.program.serials import Serials
 from scheduler.program.trial import Trial
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
@@ -111,7 +111,7 @@ class Fleet(Reactor):
         """The version that was last found to be bad."""
         self._trial: Trial | None = None
         self._suspected = False
-        self._serials = itertools.count(1)
+        self._serials = Serials()
         self._outbox = Outbox()
         self.started = self.physical("started", Started)
         self.added = self.physical("added", Added)

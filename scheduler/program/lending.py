@@ -11,8 +11,8 @@ Owns every node's role. Invariants:
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from scheduler.program.nodes import (
     SwitchTimeout,
     Wanted,
 )
+from scheduler.program.serials import Serials
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Input, Source
 
@@ -49,7 +50,7 @@ class Lending(Reactor):
         self._nodes: dict[str, ProgramNode] = {}
         self._engines: dict[str, NodeEngine] = {}
         self._batches = Batches(settings.smooth_s)
-        self._serials = itertools.count(1)
+        self._serials = Serials()
         self._roles: dict[str, RoleChange] = {}
         self._wanted: dict[str, Wanted] = {}
         self.added = self.physical("added", NodeAdded)
@@ -97,6 +98,16 @@ class Lending(Reactor):
                 every.append(port)
         self.reaction(self._consider, on=every, writes=switches)
         self.reaction(self._emit, on=every, writes=[self.roles, self.wanted])
+
+    def facts(self) -> Iterator[NodeAdded | RoleChange | Claimed | Hosted]:
+        """Yield the nodes and their engines, as the events that report them."""
+        for node in self._nodes.values():
+            yield NodeAdded(node.name, tuple(sorted(node.tags)))
+            yield RoleChange(node.name, node.role, claimable=node.claimable)
+            if node.model:
+                yield Claimed(node.name, node.model)
+            for engine in node.engines:
+                yield Hosted(engine, node.name)
 
     # Nodes and engines
 

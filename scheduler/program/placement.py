@@ -17,7 +17,7 @@ An event costs the logarithm of the number of engines and calls; the snapshot, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,6 +153,16 @@ class Placement(Reactor):
         wait."""
         engine = self._engines.best(PeerBacklog(oldest, int(self._engines.typical), 1))
         return engine.version if engine is not None else None
+
+    def facts(self) -> Iterator[Opened | SpeedFitted | Demand | Placed]:
+        """Yield the open engines and the calls in them, as the events that report them."""
+        for name, engine in self._engines.open.items():
+            yield Opened(name, engine.version)
+            yield SpeedFitted(name, engine.model)
+        for call, run in self._runs.items():
+            if isinstance(run.request, Arrived):
+                yield Demand(arrived=(run.request,))
+            yield Placed(call, run.engine)
 
     # Events
 

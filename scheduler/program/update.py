@@ -20,7 +20,6 @@ requests end under the version that they began with. Owns each engine's confirme
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +38,7 @@ from scheduler.program.events import (
     UpdateResult,
     Verdict,
 )
+from scheduler.program.serials import Serials
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Effect, Source
 
@@ -131,7 +131,7 @@ class WeightUpdate(Reactor):
         self._suspected = False
         """True while the newest version is suspected to be bad: no engine begins to load it until that is decided."""
         self._bad: Verdict | None = None
-        self._serials = itertools.count(1)
+        self._serials = Serials()
         self._commands: list[StepCommand] = []
         self._failed: list[Failed] = []
         self._failures: list[str] = []

@@ -3,7 +3,8 @@
 from scheduler.reactor.clock import MILLISECOND, SECOND, Clock, Tag, VirtualClock, WallClock
 from scheduler.reactor.context import Context
 from scheduler.reactor.elements import Input, LogicalAction, Output, PhysicalAction, TopologyError
-from scheduler.reactor.recording import BadRecording, Recording
+from scheduler.reactor.reading import BadRecording
+from scheduler.reactor.recording import Limit, Recording
 from scheduler.reactor.replay import Difference, ReplayReport, RunReport, replay
 from scheduler.reactor.runtime import Runtime, drive
 from scheduler.reactor.topology import Program, Reactor
@@ -16,6 +17,7 @@ __all__ = [
     "Context",
     "Difference",
     "Input",
+    "Limit",
     "LogicalAction",
     "Output",
     "PhysicalAction",

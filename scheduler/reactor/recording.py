@@ -1,41 +1,56 @@
 """Recordings of runs: the inputs from outside and the decisions, as lines of JSON in a file.
 
-Owns the format, and appending to it. A file holds one or more runs; each begins with a header. The lines of a tag are written
-when the tag ends, in the order in which things happened, and handed to the operating system without fsync: a process
+Owns the format, and appending to it. A file holds one or more runs; each begins with a header. A file that is full is put away
+under the name with `.1` at its end, in place of the last one there, and the run goes on in a new file, whose header has the
+program's state (`snapshot.py`). So a recording is at most two files, each of which replays by itself. The lines of a tag are
+written when the tag ends, in the order in which things happened, and handed to the operating system without fsync: a process
 that is killed loses nothing that was acted on, a machine that loses power may. A *decision* is a value set on an output port,
 whichever, connected or not: so the record does not depend on who looks.
 
-    {"format": 5, "program": "control", "settings": {...}, "graph": "<sha256>", "start": ns}
+    {"format": 6, "program": "control", "settings": {...}, "graph": "<sha256>", "start": ns, "build": "...", "state": null}
     {"tag": [ns, microstep], "action": "fleet.lost", "type": "Lost", "value": {"engine": ..., ...}}
     {"tag": ..., "port": "fleet.commands", "type": "Do", "value": [...],
      "reaction": "fleet.on_trouble", "triggers": [...], "why": "..."}
     {"tag": ..., "failed": "fleet.on_trouble", "error": "KeyError"}     it raised, and the run ended
     {"tag": ..., "end": true}                                       closed after this tag, which is complete
-    {"tag": ..., "full": bytes}                                     this long, so nothing after this tag is recorded
+    {"tag": ..., "full": bytes}                                     this long: the run goes on in the next file
+
+Format 5 is read too. It has neither `build` nor `state`, and its runs went on unrecorded when they were `full`.
 
 A run without its `end` was killed; a last line may then be cut anywhere, and a writer that appends begins a new line.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import version
 from io import BytesIO, FileIO
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, Protocol
 
-from scheduler.reactor.clock import Tag
+from scheduler.reactor.clock import SECOND, Tag
 from scheduler.reactor.elements import Output, PhysicalAction, Reaction
 from scheduler.reactor.topology import Program
 
-FORMAT = 5
+FORMAT = 6
+_PARTS = ("policies", "program", "reactor")
 
 
-class BadRecording(Exception):
-    """The file is not a recording, or is damaged elsewhere than at the end of a run."""
+@cache
+def build() -> str:
+    """Return which build this is: headgate's version, and a digest of the code that decides."""
+    code = hashlib.sha256()
+    for part in _PARTS:
+        for path in sorted((Path(__file__).parents[1] / part).glob("*.py")):
+            code.update(path.read_bytes())
+    return f"{version('headgate')}, {code.hexdigest()[:12]}"
 
 
 # Lines
@@ -43,12 +58,16 @@ class BadRecording(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The begin of a run."""
+    """The begin of a run, or of a file in which it goes on."""
 
     program: str
     settings: dict[str, Any]
     graph: str
     start: int
+    build: str = ""
+    """The build that recorded it; empty: one that did not report it."""
+    state: str | None = None
+    """The program's state, if the run began in an earlier file."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the line."""
@@ -58,6 +77,8 @@ class Header:
             "settings": self.settings,
             "graph": self.graph,
             "start": self.start,
+            "build": self.build,
+            "state": self.state,
         }
 
 
@@ -126,7 +147,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The recording of the run had `size` bytes after this tag; the run went on without it."""
+    """The file had `size` bytes after this tag; the run went on in the next one."""
 
     tag: Tag
     size: int
@@ -201,88 +222,129 @@ class Recorder(Protocol):
     def write(self, tag: Tag, lines: Sequence[str]) -> bool:
         """Record a complete or failed tag, with its inputs and decisions. Return whether to go on recording."""
 
+    def due(self, now: int) -> bool:
+        """Return true if the run is to go on in a new file, at this time in ns."""
+
+    def go_on(self, program: Program, state: str) -> None:
+        """Begin a new file, after a complete tag, with the program's state."""
+
+
+File = FileIO | BytesIO
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """When a file is full: at `size` bytes, but not before it has `kept_s` seconds of the run, unless it has `_MOST` times the
+    size by then."""
+
+    size: int
+    kept_s: float = 0.0
+
+    def reached(self, size: int, seconds: float) -> bool:
+        """Return true if a file of `size` bytes and this many seconds of a run is full."""
+        return size >= self.size and (seconds >= self.kept_s or size >= _MOST * self.size)
+
+
+_MOST = 4
+_NO_LIMIT = Limit(sys.maxsize)
+
 
 class Recording:
     """A file that a run is appended to. Make it with `Recording.open`; close it when the run has ended."""
 
     def __init__(
         self,
-        file: FileIO | BytesIO,
+        file: File,
         settings: dict[str, Any],
-        limit: int | None = None,
-        on_full: Callable[[], None] = lambda: None,
+        limit: Limit = _NO_LIMIT,
+        put_away: Callable[[], File] = BytesIO,
         on_lost: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
+        """`put_away` replaces a file that is full, and returns the new one."""
         self._file = file
         self._whole = file.seek(0, os.SEEK_END)
         """The length in bytes of the part of the file that has whole tags."""
         self._settings = settings
         self._limit = limit
-        self._on_full = on_full
+        self._put_away = put_away
         self._on_lost = on_lost
-        self._size = 0
-        self._last: Tag | None = None
-        self.full = False
-        """True if the recording ended before its run: it reached its limit, or could not be written any more."""
+        self._began = 0
+        self._last = Tag(-1)
+        self.ended = False
+        """True if the recording ended before its run, because it could not be written any more."""
 
     @classmethod
     def open(
         cls,
         path: Path,
         settings: dict[str, Any],
-        limit: int | None = None,
-        on_full: Callable[[], None] = lambda: None,
+        limit: Limit = _NO_LIMIT,
         on_lost: Callable[[OSError], None] = lambda _error: None,
     ) -> Recording:
         """Append to `path`, and make its folder. `settings` are what rebuilds the program; they must be JSON.
 
-        With the tag at which a run has written `limit` bytes or more its recording ends, and `on_full` is called. With one that
-        cannot be written (the disk is full) it ends too, and `on_lost` is called: a program goes on without being recorded.
+        With a tag that cannot be written (the disk is full) the recording ends, and `on_lost` is called: a program goes on
+        without being recorded.
         """
         json.dumps(settings)
         path.parent.mkdir(parents=True, exist_ok=True)
         file = FileIO(path, "a+")
         if file.seek(0, os.SEEK_END) and not _ends_whole(file):
             file.write(b"\n")
-        return cls(file, settings, limit, on_full, on_lost)
+        return cls(file, settings, limit, partial(_put_away, path), on_lost)
 
     def begin(self, program: Program, start: int) -> None:
-        self._try([line(Header(program.name, self._settings, program.digest(), start))])
+        self._begin(program, start, None)
+
+    def _begin(self, program: Program, start: int, state: str | None) -> None:
+        self._began = start
+        self._try([line(Header(program.name, self._settings, program.digest(), start, build(), state))])
 
     def write(self, tag: Tag, lines: Sequence[str]) -> bool:
         self._last = tag
         if lines:
             self._try(lines)
-        if self._limit is not None and self._size >= self._limit and not self.full:
-            self._try([line(Full(tag, self._size))])
-            if not self.full:
-                self.full = True
-                self._on_full()
-        return not self.full
+        return not self.ended
+
+    def due(self, now: int) -> bool:
+        return self._limit.reached(self._whole, (now - self._began) / SECOND)
+
+    def go_on(self, program: Program, state: str) -> None:
+        self._try([line(Full(self._last, self._whole))])
+        if self.ended:
+            return
+        try:
+            file = self._put_away()
+        except OSError as error:
+            self.ended = True
+            self._on_lost(error)
+            return
+        self._file.close()
+        self._file, self._whole = file, 0
+        self._begin(program, self._last.time, state)
 
     def close(self) -> None:
         """Record the end of the run, and close the file. A second call does nothing."""
         if self._file.closed:
             return
-        if self._last is not None:
+        if self._last.time >= 0:
             self._try([line(End(self._last))])
         self._file.close()
 
     def _try(self, lines: Sequence[str]) -> None:
         """Save lines, unless the recording has ended; if they cannot be written, ends it with what was whole before."""
-        if self.full:
+        if self.ended:
             return
         try:
             self._whole += self._save(lines)
         except OSError as error:
-            self.full = True
+            self.ended = True
             self._file.truncate(self._whole)
             self._on_lost(error)
 
     def _save(self, lines: Sequence[str]) -> int:
         """Write lines; return their length in bytes."""
         content = ("\n".join(lines) + "\n").encode()
-        self._size += len(content)
         left = memoryview(content)
         while left:
             left = left[self._file.write(left) :]
@@ -294,82 +356,17 @@ def line(entry: Header | Entry) -> str:
     return json.dumps(entry.to_json(), separators=(",", ":"))
 
 
+def _put_away(path: Path) -> File:
+    """Rename a file that is full, and return a new one in its place. A process that is killed in between leaves the first."""
+    path.replace(earlier(path))
+    return FileIO(path, "a+")
+
+
+def earlier(path: Path) -> Path:
+    """Return the name of the file before this one, if the recording has two."""
+    return path.with_name(f"{path.name}.1")
+
+
 def _ends_whole(file: FileIO) -> bool:
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"
-
-
-# Reading
-
-
-@dataclass(slots=True)
-class Run:
-    """One run of a recording, in order."""
-
-    header: Header
-    entries: list[Entry] = field(default_factory=list)
-
-    @property
-    def ended(self) -> bool:
-        """True if the run's last tag is known to be complete."""
-        return bool(self.entries) and isinstance(self.entries[-1], End | Full)
-
-    @property
-    def full(self) -> bool:
-        """True if the run went on after its recording had ended."""
-        return bool(self.entries) and isinstance(self.entries[-1], Full)
-
-    @property
-    def last(self) -> Tag:
-        """The last tag that was recorded."""
-        return self.entries[-1].tag if self.entries else Tag(self.header.start)
-
-
-def read(source: Path | Iterable[str]) -> list[Run]:
-    """Return the runs of a recording: a file, or its lines. Raise BadRecording, or OSError."""
-    if isinstance(source, Path):
-        # A line that was cut may end within a character, and a string may hold separators at which `splitlines` divides.
-        source = source.read_text(encoding="utf-8", errors="replace").split("\n")
-    lines = [(number, line) for number, line in enumerate(source, 1) if line.strip()]
-    runs: list[Run] = []
-    broken: str | None = None
-    for number, line in lines:
-        value = _parse(line)
-        if value is not None and "format" in value:
-            runs.append(Run(_header(value, number)))
-            broken = None
-        elif broken is not None:
-            raise BadRecording(broken)
-        elif value is None:
-            broken = f"line {number} is not a JSON object: {line[:60]!r}"
-        elif not runs:
-            raise BadRecording(f"line {number} comes before any header")
-        else:
-            runs[-1].entries.append(_entry(value, number))
-    if not runs:
-        raise BadRecording(broken or "no run in it")
-    return runs
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _header(value: dict[str, Any], number: int) -> Header:
-    if value["format"] != FORMAT:
-        raise BadRecording(f"line {number}: format {value['format']!r}; this program reads {FORMAT}")
-    try:
-        return Header(value["program"], dict(value["settings"]), value["graph"], int(value["start"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRecording(f"line {number} is not a header: {error!r}") from error
-
-
-def _entry(value: dict[str, Any], number: int) -> Entry:
-    try:
-        return entry_from_json(value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRecording(f"line {number} is not a line of a recording: {error!r}") from error

@@ -1,8 +1,8 @@
 """Runs a recording again, and compares what is decided now with what was decided then, bit for bit.
 
 The program is built from the recorded settings and gets the recorded outside events at their tags, in virtual time; everything
-else must follow. What a killed run had not yet written of its last tag is not missed; a run that was closed, or whose recording
-was full, is compared to the end of its record.
+else must follow. Where a run goes on from an earlier file, it gets the recorded state first. What a killed run had not yet
+written of its last tag is not missed; a run that was closed, or whose file was full, is compared to the end of its record.
 """
 
 from __future__ import annotations
@@ -17,16 +17,10 @@ from typing import Any
 from scheduler.reactor import codec
 from scheduler.reactor.clock import Tag, VirtualClock
 from scheduler.reactor.elements import PhysicalAction
-from scheduler.reactor.recording import (
-    Decision,
-    Entry,
-    Event,
-    Failure,
-    Run,
-    entry_from_json,
-    read,
-)
+from scheduler.reactor.reading import Run, read
+from scheduler.reactor.recording import Decision, Entry, Event, Failure, entry_from_json
 from scheduler.reactor.runtime import Runtime
+from scheduler.reactor.snapshot import restore
 from scheduler.reactor.topology import Program
 
 Build = Callable[[dict[str, Any]], Program]
@@ -104,12 +98,14 @@ def replay(source: Path | Iterable[str], build: Build) -> ReplayReport:
 
 
 def replay_run(run: Run, build: Build) -> RunReport:
-    """Replay one run. Raise what `build` raises."""
+    """Replay one run. Raise BadState, or what `build` raises."""
     program = build(run.header.settings)
     changed = program.digest() != run.header.graph
     memory = _Memory()
     runtime = _Replay(program, run, memory)
     runtime.start()
+    if run.header.state is not None:
+        runtime.restore(run.header.state)
     difference = runtime.feed()
     if difference is None:
         runtime.run(memory)
@@ -131,6 +127,13 @@ class _Memory:
         self.entries += [entry_from_json(json.loads(line)) for line in lines]
         return True
 
+    def due(self, now: int) -> bool:
+        """Return false: memory has no limit."""
+        return False
+
+    def go_on(self, program: Program, state: str) -> None:
+        """Do nothing: it is never due."""
+
 
 class _Replay(Runtime):
     """A runtime that gets its outside events from a recording."""
@@ -139,6 +142,11 @@ class _Replay(Runtime):
         self._virtual = VirtualClock(run.header.start)
         super().__init__(program, self._virtual, memory)
         self._run_before = run
+
+    def restore(self, state: str) -> None:
+        """Give the program a recorded state. Raise BadState."""
+        for tag, source, value in restore(self.program, state):
+            self._put(source, value, tag)
 
     def feed(self) -> Difference | None:
         """Queue the events, each at its tag; return the first that the program does not take."""

@@ -23,6 +23,7 @@ from scheduler.reactor.clock import SECOND, Clock, Tag, VirtualClock
 from scheduler.reactor.context import Context, refuse
 from scheduler.reactor.elements import Output, PhysicalAction, Source, TopologyError
 from scheduler.reactor.recording import Failure, Recorder, add_decisions, event_line, line
+from scheduler.reactor.snapshot import state_text
 from scheduler.reactor.topology import Program
 
 T = TypeVar("T")
@@ -170,8 +171,21 @@ class Runtime:
             lines, self._lines = self._lines, []
             if self._recording is not None and not self._recording.write(tag, lines):
                 self._recording, self.recorded = None, False
+        if self._recording is not None and self._recording.due(tag.time):
+            self._recording.go_on(self.program, self.state())
         if self._observed:
             self._notify(tag)
+
+    def state(self) -> str:
+        """Return the state of the program after its last tag (`snapshot.py`). What was injected since then is an input of its
+        own."""
+        scheduled = [
+            (tag, source, value)
+            for tag in sorted(self._events)
+            for source, value in self._events[tag].items()
+            if not isinstance(source, PhysicalAction)
+        ]
+        return state_text(self.program, scheduled)
 
     def _arrive(self, source: Source[Any], value: Any) -> None:
         self.present[source] = value

@@ -113,6 +113,9 @@ def _refuse_kinds(reaction: Reaction) -> None:
 class Program:
     """Reactors and the connections between them. `reactions`, in order of declaration, is there once it is sealed."""
 
+    state_packages: tuple[str, ...] = ()
+    """Packages without effects, whose classes the state of reactors may consist of, in addition to the reactors' modules."""
+
     def __init__(self, name: str, reactors: Sequence[Reactor]) -> None:
         self.name = _checked(name)
         self.reactors = tuple(reactors)

@@ -13,8 +13,9 @@ from scheduler.planning.recorded import timeline_of
 from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import command_to_json, event_from_json
 from scheduler.program import PROGRAMS
-from scheduler.reactor import replay
-from scheduler.reactor.recording import Event, Run
+from scheduler.reactor import Limit, replay
+from scheduler.reactor.reading import Run
+from scheduler.reactor.recording import Event
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.states import state_of
 
@@ -65,22 +66,22 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
     assert [step.number for step in timeline_of([run.run for run in report.runs]).steps] == [0]
 
 
-async def test_a_recording_ends_at_its_size_and_the_gateway_does_not(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_gateways_recording_has_the_end_of_the_run(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "control.jsonl"
-    monkeypatch.setattr("gateway.control.host._RECORDING_BYTES", 8_000)
+    monkeypatch.setattr("gateway.control.host._RECORDING", Limit(8_000))
     control = {"recording": str(path)}
     values = settings_for(tiny_model, tmp_path, control=control, staleness={"batch": 64, "eta": 0})
     async with run_gateway(values) as gateway:
-        for number in range(40):
+        for number in range(80):
             await gateway.admin.add_node(f"n{number}", ["rollout"])
-    assert 8_000 < path.stat().st_size < 16_000
-    assert "control.jsonl ends here: this run's part has 0.008 MB" in caplog.text
     report = replay(path, PROGRAMS["control"])
     assert report.equal
-    assert report.runs[0].run.full
-    assert 0 < len([d for d in report.runs[0].decisions if d.port == "lending.roles"]) < 40
+    assert [run.run.header.state is not None for run in report.runs] == [True, True]
+    added = [d.value[0]["node"] for run in report.runs for d in run.decisions if d.port == "lending.roles"]
+    assert len(added) < 80
+    assert added == [f"n{number}" for number in range(80 - len(added), 80)]
 
 
 def batch(**values: int) -> dict[str, int]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.simulate.combined import Combined
+from scheduler.planning.recorded import timeline_of
 from scheduler.program import PROGRAMS
-from scheduler.reactor import replay
+from scheduler.reactor import Limit, Recording, replay
+from scheduler.reactor.reading import read
+from scheduler.reactor.recording import Entry, Full
 from tests.unit.lab.simulate.scenarios import run, scenario
 
 SHAPES: list[dict[str, Any]] = [
@@ -53,6 +57,29 @@ def test_a_recorded_run_replays_and_has_what_was_done(tmp_path: Path) -> None:
     placed = sum(len(d.value) for d in decisions if d.port == "placement_model.placed")
     assert placed >= len(world.groups) * given.group
     assert report.runs[0].run.last.time <= round(world.now * 1e9)
+
+
+def test_the_last_files_of_a_recording_replay_and_have_what_a_whole_one_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: dict[str, list[Entry]] = {}
+    open_recording = Recording.open
+    for name, size in (("whole", 10**9), ("last", 100_000)):
+        monkeypatch.setattr(Recording, "open", partial(open_recording, limit=Limit(size)))
+        policy = Combined(tmp_path / name)
+        run(scenario(**SHAPES[1]), policy=policy)
+        policy.close()
+        runs = read(tmp_path / name)
+        recorded[name] = [entry for run in runs for entry in run.entries if not isinstance(entry, Full)]
+    assert len(runs) == 2
+    assert 0 < len(recorded["last"]) < len(recorded["whole"]) / 2
+    assert recorded["last"] == recorded["whole"][-len(recorded["last"]) :]
+    assert replay(tmp_path / "last", PROGRAMS["control"]).equal
+    whole, last = (timeline_of(read(tmp_path / name)) for name in ("whole", "last"))
+    begin = last.began - whole.began
+    assert begin > 0
+    for node, seconds in whole.within(begin, whole.end_s).by_kind().items():
+        assert last.by_kind()[node] == pytest.approx(seconds, abs=1e-6)
 
 
 def test_nodes_are_lent_while_the_trainer_waits_and_given_back_before_it_trains() -> None:

@@ -19,7 +19,7 @@ from scheduler.program.nodes import (
     RoleChange,
 )
 from scheduler.reactor import SECOND, Program, Reactor, Recording, Runtime, VirtualClock
-from scheduler.reactor.recording import Run, read
+from scheduler.reactor.reading import Run, read
 
 EVENTS = {
     "ledger_actor": (Leased, Consume, BatchReady),

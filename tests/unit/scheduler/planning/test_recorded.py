@@ -207,9 +207,9 @@ def test_the_real_program_of_one_engine_and_one_update() -> None:
     """Without nodes: `World` takes a second for each step, and here is no ledger."""
     world = World().add("a").run(10).publish(1).run(20)
     world.check_replay()
-    from scheduler.reactor.recording import read
+    from scheduler.reactor.reading import read
 
-    runs = read(world._file.getvalue().decode().splitlines())
+    runs = read(world.recorded())
     assert states(timeline_of(runs), "a").startswith("switching 0-4, rollout 4-10, switching 10-")
 
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler.planning.runs import BadRun, timeline_from
 from scheduler.policies.staleness_events import Consume, Leased
 from scheduler.program.calls import Opened, Placed
-from scheduler.reactor.recording import Run
+from scheduler.reactor.reading import Run
 from tests.unit.scheduler.planning.story import leaves, recorded
 
 

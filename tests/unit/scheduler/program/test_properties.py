@@ -1,4 +1,4 @@
-"""Any fleet, any responses, any order of events: what `watch.py` demands holds, every update ends, every run replays."""
+"""Any fleet, any responses, any order of events: what `watch.py` demands holds, every update ends, every file replays."""
 
 from __future__ import annotations
 
@@ -54,12 +54,21 @@ def converge(world: World) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(SETTINGS, st.booleans(), st.integers(0, 3), st.sampled_from([0, 0, 2]), OUTCOMES, EVENTS)
+@given(
+    SETTINGS,
+    st.booleans(),
+    st.integers(0, 3),
+    st.sampled_from([0, 0, 2]),
+    st.sampled_from([20_000, 10**9]),
+    OUTCOMES,
+    EVENTS,
+)
 def test_whatever_happens(
     chosen: tuple[dict[str, Any], dict[str, Any]],
     ends_first: bool,
     count: int,
     pinned: int,
+    size: int,
     outcomes: dict[Step, list[Outcome]],
     events: list[tuple[str, Any]],
 ) -> None:
@@ -68,7 +77,7 @@ def test_whatever_happens(
     def outcome(do: StepCommand) -> Outcome:
         return next(drawn.get(do.step, iter(())), Outcome(pinned=pinned))
 
-    world = World(outcome, *chosen, ends_first=ends_first)
+    world = World(outcome, *chosen, ends_first=ends_first, size=size)
     world.add(*ENGINES[:count])
     for what, about in events:
         happen(world, what, about)

@@ -7,6 +7,7 @@ Plays the gateway's part (`gateway.control.host`): one step an engine at a time,
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,7 @@ from scheduler.program.events import (
     UpdateResult,
 )
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleChange, Wanted
-from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
+from scheduler.reactor import SECOND, Limit, Recording, Runtime, Tag, VirtualClock, replay
 from scheduler.reactor.elements import PhysicalAction
 from tests.unit.scheduler.program.watch import FLEET_STEPS, Node, Watch
 
@@ -100,7 +101,9 @@ class World:
     watch: Watch = field(init=False)
     _runtime: Runtime = field(init=False)
     _clock: VirtualClock = field(default_factory=VirtualClock)
-    _file: _Kept = field(default_factory=_Kept)
+    size: int = sys.maxsize
+    """The size of a file of the recording that is full."""
+    _files: list[_Kept] = field(default_factory=list)
     _recording: Recording = field(init=False)
     _program: ControlProgram = field(init=False)
     _steps: dict[str, _Step] = field(default_factory=dict)
@@ -115,7 +118,7 @@ class World:
         settings = {"models": {MODEL: {"fleet": self.fleet, "update": self.update}}, "lending": self.lending}
         self.watch = Watch(self.fleet, self.update, self.lending)
         self._program = ControlProgram(settings)
-        self._recording = Recording(self._file, settings)
+        self._recording = Recording(self._new_file(), settings, Limit(self.size), self._new_file)
         self._runtime = Runtime(self._program, self._clock, self._recording)
         fleet, update = self._program.fleets[MODEL], self._program.updates[MODEL]
         self._runtime.observe(update.target, self._on_target)
@@ -246,9 +249,13 @@ class World:
         return lines
 
     def recorded(self) -> list[str]:
-        """Ends the run: the lines of its recording."""
+        """Ends the run: the lines of all files of its recording."""
         self._recording.close()
-        return self._file.getvalue().decode().splitlines()
+        return b"".join(file.getvalue() for file in self._files).decode().splitlines()
+
+    def _new_file(self) -> _Kept:
+        self._files.append(_Kept())
+        return self._files[-1]
 
     def check_replay(self) -> None:
         """Ends the run, and replays it."""

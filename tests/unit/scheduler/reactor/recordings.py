@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scheduler.reactor import SECOND, Recording, Runtime, VirtualClock
+from scheduler.reactor import SECOND, Limit, Recording, Runtime, VirtualClock
 from tests.unit.scheduler.reactor.toys import Fleet, Log, Lost, toy
 
 _REACTION = {"on": [0, 1, 2, 3], "writes": [0, 1, 2]}
@@ -35,13 +35,13 @@ def record(path: Path, settings: dict[str, Any] | None = None, close: bool = Tru
     return path.read_text().splitlines()
 
 
-def limited(path: Path, limit: int, events: int = 6) -> tuple[list[int], int]:
-    """A run whose recording has a limit; returns what was counted in it, and how often it was reported as full."""
-    program, sizes, seen = toy({}), [], []
+def limited(path: Path, size: int, events: int = 6) -> list[int]:
+    """A run whose files are full at a size; returns what was counted in it."""
+    program, seen = toy({}), list[int]()
     fleet, log = program.reactors
     assert isinstance(fleet, Fleet)
     assert isinstance(log, Log)
-    recording = Recording.open(path, {}, limit, on_full=lambda: sizes.append(path.stat().st_size))
+    recording = Recording.open(path, {}, Limit(size))
     runtime = Runtime(program, VirtualClock(), recording)
     runtime.observe(log.count, lambda _, value: seen.append(value))
     runtime.start()
@@ -49,5 +49,5 @@ def limited(path: Path, limit: int, events: int = 6) -> tuple[list[int], int]:
         runtime.inject(fleet.lost, Lost(f"e{number}"))
         runtime.run_until(number * SECOND)
     recording.close()
-    assert recording.full == bool(sizes)
-    return seen, len(sizes)
+    assert not recording.ended
+    return seen

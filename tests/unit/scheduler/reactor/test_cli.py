@@ -13,6 +13,7 @@ import scheduler.program
 from scheduler.cli import app
 from scheduler.reactor import Program
 from scheduler.reactor.draw import duration, markdown, mermaid
+from scheduler.reactor.recording import build as build_name
 from tests.unit.scheduler.reactor.recordings import SPEC, limited, record
 from tests.unit.scheduler.reactor.toys import build, toy
 
@@ -53,8 +54,24 @@ def test_a_full_recording_is_reported(tmp_path: Path) -> None:
     limited(path, 1200)
     status, output, _ = call("replay", path)
     assert status == 0
-    assert output.splitlines()[-3] == "its recording ends at 1.000 s: it was full"
-    assert json.loads(output.splitlines()[-1])["full"] == 1
+    lines = output.splitlines()
+    assert "the file ends at 2.000 s: it was full" in lines
+    assert "run 2 of 2: toy, 1 events from outside, it goes on from an earlier file" in lines
+    assert json.loads(lines[-1])["full"] == 1
+
+
+def test_a_recording_of_another_build_reports_it_and_replays(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    header, *lines = record(path)
+    for changes, name in (
+        ({"build": "0.1.0, abc"}, "0.1.0, abc"),
+        ({"format": 5}, "a build that did not report itself"),
+    ):
+        changed = {**json.loads(header), "build": "", **changes}
+        path.write_text("\n".join([json.dumps(changed), *lines]))
+        status, output, _ = call("replay", path)
+        assert status == 0
+        assert output.splitlines()[1] == f"recorded by {name}; this is {build_name()}"
 
 
 def test_a_difference_is_shown(tmp_path: Path) -> None:

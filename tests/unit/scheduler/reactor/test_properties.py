@@ -11,7 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.reactor import Program, Recording, Runtime, TopologyError, VirtualClock, replay
+from scheduler.reactor import Limit, Program, Recording, Runtime, TopologyError, VirtualClock, replay
+from scheduler.reactor.recording import Full, line
 from tests.unit.scheduler.reactor.toys import Random, build
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -56,12 +57,16 @@ def programs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def perform(
-    spec: dict[str, Any], operations: list[tuple[str, int]], folder: str, close: bool = True
+    spec: dict[str, Any],
+    operations: list[tuple[str, int]],
+    folder: str,
+    close: bool = True,
+    size: int = 10**9,
 ) -> list[str]:
-    """Runs a program through the operations; returns the lines of its recording."""
+    """Runs a program through the operations; returns the lines of its recording, whose files are full at a size."""
     path = Path(folder) / "run.jsonl"
     path.unlink(missing_ok=True)
-    program, clock, recording = build(spec), VirtualClock(7), Recording.open(path, spec)
+    program, clock, recording = build(spec), VirtualClock(7), Recording.open(path, spec, Limit(size))
     runtime = Runtime(program, clock, recording)
     runtime.start()
     for kind, number in operations:
@@ -109,6 +114,21 @@ def test_the_same_events_give_the_same_record_and_it_replays(
     report = replay(lines, build)
     assert report.difference is None
     assert not report.graph_changed
+
+
+@UNHURRIED
+@given(programs(), OPERATIONS, st.integers(1, 3000), st.booleans())
+def test_a_run_replays_from_any_file_on(
+    spec: dict[str, Any], operations: list[tuple[str, int]], size: int, close: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        whole = perform(spec, operations, folder, close)[1:]
+        perform(spec, operations, folder, close, size)
+        report = replay(Path(folder) / "run.jsonl", build)
+    assert report.difference is None
+    entries = [line(entry) for run in report.runs for entry in run.run.entries if not isinstance(entry, Full)]
+    assert entries == whole[len(whole) - len(entries) :]
+    assert report.runs[0].run.header.state is not None or len(entries) == len(whole)
 
 
 @UNHURRIED

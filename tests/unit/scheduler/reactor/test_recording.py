@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
+import pickle
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from scheduler.reactor import (
     MILLISECOND,
     SECOND,
     BadRecording,
+    Limit,
     Program,
     Recording,
     ReplayReport,
@@ -23,7 +26,9 @@ from scheduler.reactor import (
     VirtualClock,
     replay,
 )
-from scheduler.reactor.recording import Decision, Event, Full, read
+from scheduler.reactor.reading import read
+from scheduler.reactor.recording import Decision, Event, Full, build, earlier, line
+from scheduler.reactor.snapshot import BadState
 from tests.unit.scheduler.reactor.recordings import limited, record
 from tests.unit.scheduler.reactor.toys import Again, Fleet, Log, Lost, toy
 
@@ -34,7 +39,15 @@ def test_the_lines(tmp_path: Path) -> None:
     digest = toy({}).digest()
     stop = {"engine": "e0", "step": "stop"}
     assert lines[:4] == [
-        {"format": 5, "program": "toy", "settings": {"restarts": 1}, "graph": digest, "start": 1000},
+        {
+            "format": 6,
+            "program": "toy",
+            "settings": {"restarts": 1},
+            "graph": digest,
+            "start": 1000,
+            "build": build(),
+            "state": None,
+        },
         {"tag": [1000, 1], "action": "fleet.lost", "type": "Lost", "value": {"engine": "e0", "code": -9}},
         {
             "tag": [1000, 1],
@@ -235,22 +248,66 @@ def test_settings_that_are_not_json_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
-# A recording that is long enough
+# Files that are full
 
 
-def test_a_recording_ends_at_its_limit_and_the_program_goes_on(tmp_path: Path) -> None:
-    whole, _ = limited(tmp_path / "whole", 10**9)
-    assert limited(tmp_path / "r", 1200) == (whole, 1)
-    lines = (tmp_path / "r").read_text().splitlines()
-    size = len(("\n".join(lines[:-1]) + "\n").encode())
-    assert 1200 <= size < 1800
-    assert json.loads(lines[-1]) == {"tag": json.loads(lines[-2])["tag"], "full": size}
-    assert (tmp_path / "whole").read_text().splitlines()[: len(lines) - 1] == lines[:-1]
-    report = replay(tmp_path / "r", toy)
-    assert report.equal
-    assert report.runs[0].run.full
-    assert isinstance(report.runs[0].run.entries[-1], Full)
-    assert not replay_lines([*lines[:-2], lines[-1]]).equal, "up to its end nothing may be missing"
+def test_a_run_goes_on_in_a_new_file_and_the_last_two_replay(tmp_path: Path) -> None:
+    path, whole = tmp_path / "r", tmp_path / "whole"
+    assert limited(path, 700, 12) == limited(whole, 10**9, 12)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["r", "r.1", "whole"]
+    assert 700 <= earlier(path).stat().st_size < 2_500
+    runs, entries = read(path), read(whole)[0].entries
+    assert [run.header.state is not None for run in runs] == [True, True]
+    (last, size), first = (runs[0].entries[-1].tag, runs[0].entries[-1]), runs[0].entries[0]
+    assert size == Full(last, earlier(path).stat().st_size - len(line(size)) - 1)
+    kept = [entry for run in runs for entry in run.entries if not isinstance(entry, Full)]
+    assert len(kept) < len(entries)
+    assert kept == entries[entries.index(first) :]
+    report = replay(path, toy)
+    assert (report.equal, report.graph_changed) == (True, False)
+    assert not replay_lines([line(runs[0].header), *map(line, runs[0].entries[1:])]).equal
+
+
+def test_a_process_that_is_killed_while_it_begins_a_file_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    limited(path, 700, 12)
+    before = replay(earlier(path), toy).runs[0].run.entries
+    begun = path.read_text()
+    for kept in (None, "", begun[:300], begun.split("\n")[0] + "\n"):
+        path.unlink(missing_ok=True)
+        if kept is not None:
+            path.write_text(kept)
+        assert replay(path, toy).equal
+        assert read(path)[0].entries == before
+        record(path)
+        report = replay(path, toy)
+        assert report.equal
+        assert (report.runs[0].run.entries, report.runs[-1].events) == (before, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "full"),
+    [(99, 1e9, False), (100, 59, False), (100, 60, True), (399, 59, False), (400, 0, True)],
+)
+def test_a_file_has_its_seconds_unless_it_has_four_times_its_size(
+    size: int, seconds: float, full: bool
+) -> None:
+    assert Limit(100, kept_s=60).reached(size, seconds) is full
+
+
+def test_a_state_names_no_class_but_those_of_its_program(tmp_path: Path) -> None:
+    limited(tmp_path / "r", 700)
+    header, *lines = (tmp_path / "r").read_text().splitlines()
+
+    class Harm:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    for state, message in ((pickle.dumps(Harm()), "posix.mkdir is not a state"), (b"?", "does not fit")):
+        changed = json.loads(header) | {"state": base64.b64encode(state).decode()}
+        with pytest.raises(BadState, match=message):
+            replay_lines([json.dumps(changed), *lines])
+    assert not (tmp_path / "harm").exists()
 
 
 class FullDisk(FileIO):
@@ -280,23 +337,7 @@ def test_a_program_goes_on_when_its_recording_cannot_be_written(tmp_path: Path) 
         runtime.run_until(number * SECOND)
     recording.close()
     assert [error.errno for error in lost] == [errno.ENOSPC]
-    assert (seen, recording.full) == (limited(tmp_path / "whole", 10**9, 30)[0], True)
+    assert (seen, recording.ended) == (limited(tmp_path / "whole", 10**9, 30), True)
     assert 0 < path.stat().st_size <= FullDisk.room
     assert path.read_bytes().endswith(b"}\n")
     assert replay(path, toy).equal
-
-
-def test_every_run_of_a_file_has_the_limit_for_itself(tmp_path: Path) -> None:
-    for _ in range(2):
-        limited(tmp_path / "r", 1200)
-    report = replay(tmp_path / "r", toy)
-    assert [run.run.full for run in report.runs] == [True, True]
-    assert len({run.events for run in report.runs}) == 1
-
-
-def test_a_limit_that_the_header_reaches_leaves_one_tag(tmp_path: Path) -> None:
-    limited(tmp_path / "r", 1)
-    _, *lines = [json.loads(line) for line in (tmp_path / "r").read_text().splitlines()]
-    assert {tuple(line["tag"]) for line in lines} == {(0, 1)}
-    assert ["full" in line for line in lines] == [False, False, False, True]
-    assert replay(tmp_path / "r", toy).equal
