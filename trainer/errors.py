@@ -23,9 +23,14 @@ from __future__ import annotations
 class TrainerError(Exception):
     """The root of the trainer's errors."""
 
+    lasts = False
+    """True if the next start would end in the same way: the exit status is 2, and no supervisor starts the trainer again."""
+
 
 class ConfigError(TrainerError):
     """A settings file that cannot be used; the message names the file and every wrong key."""
+
+    lasts = True
 
 
 class CheckpointError(TrainerError):
@@ -38,6 +43,8 @@ class CheckpointDamaged(CheckpointError):
 
 class GatewayAhead(TrainerError):
     """The gateway knows weights newer than the newest checkpoint, so training on would reuse version numbers."""
+
+    lasts = True
 
 
 class GatewayUnreachable(TrainerError):
@@ -77,7 +84,14 @@ class PublishFailed(TrainerError):
 
 
 class VersionRejected(PublishFailed):
-    """The gateway refuses a version's weights permanently: its tensors are wrong, or an engine failed with them."""
+    """The gateway refuses a version's weights permanently: its tensors are wrong, or an engine failed with them.
+
+    `lasts`: its checkpoint has the same weights, or the version before it was refused too.
+    """
+
+    def __init__(self, message: str, *, lasts: bool = False) -> None:
+        super().__init__(message)
+        self.lasts = lasts
 
 
 class StepTimeout(TrainerError):

@@ -16,7 +16,7 @@ _EXTRA = ("PIL", "peft", "tensorboard", "torch", "transformers")
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Print errors that a user can fix without a traceback, and exit with status 1, or 2 for a wrong configuration."""
+    """Print errors that a user can fix without a traceback, and exit with status 1, or 2 if the next start would fail too."""
     from headgate.client import (
         GatewayRefused,
         GatewayUnreachable,
@@ -48,7 +48,7 @@ def plain_errors() -> Iterator[None]:
         TimeoutError,
     ) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(2 if isinstance(error, TrainerError) and error.lasts else 1) from error
 
 
 def in_progress(what: str) -> contextlib.AbstractContextManager[None]:

@@ -87,8 +87,12 @@ class Restarts(Protocol):
         ...
 
 
+REFUSED = 2
+"""The exit status of a program that would fail again: a wrong command line or settings file, or a refusal that lasts."""
+
+
 class Budget:
-    """At most `restarts` within `window_s`; each waits longer than the one before."""
+    """At most `restarts` within `window_s`; each waits longer than the one before. None after the status `REFUSED`."""
 
     def __init__(self, restarts: int, window_s: float) -> None:
         self._restarts = restarts
@@ -99,7 +103,7 @@ class Budget:
         """Return the pause after a life; None if the budget is used up."""
         while self._at and life.ended_at - self._at[0] > self._window_s:
             self._at.popleft()
-        if len(self._at) >= self._restarts:
+        if life.status == REFUSED or len(self._at) >= self._restarts:
             return None
         self._at.append(life.ended_at)
         return min(_FIRST_DELAY_S * 2.0 ** (len(self._at) - 1), _LONGEST_DELAY_S)

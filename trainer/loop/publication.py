@@ -29,6 +29,8 @@ from trainer.rank_trainer import RankTrainer
 
 _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
 """The gateway's codes for weights that it refuses permanently."""
+_ENGINES_S = 1.0
+"""Seconds between two publications while the gateway has no engine to try the version."""
 
 
 class Publication:
@@ -122,19 +124,24 @@ class Publication:
         await in_thread(self._trainer.prune_checkpoints)
 
     async def _until_live(self, version: int, *, new_line: bool) -> None:
-        """Publish a written version, and wait until it is live."""
+        """Publish a written version, and wait until it is live.
+
+        A gateway that was just started has no engines yet, so a version that none has tried is published again.
+        """
         limit = self._settings.timeout_s
         deadline = time.monotonic() + limit
-        record: dict[str, Any] = {"state": "updating"}
-        while record["state"] == "updating":
+        record: dict[str, Any] = {"state": "updating", "why": ""}
+        while record["state"] != "live":
             if time.monotonic() > deadline:
-                raise StepTimeout("publish", limit, f"version {version} is still updating")
+                raise StepTimeout("publish", limit, record["why"] or "it is still updating")
             # Publishing the same version again is safe, and continues where a gateway was restarted in the middle.
             record = await self._publish(version, new_line)
-        if record["state"] == "failed":
-            raise PublishFailed(
-                f"no engine loaded version {version}: {record['why']}; start the trainer again once engines work"
-            )
+            if record["state"] == "failed":
+                if any(row["failure"] for row in record["report"]):
+                    raise PublishFailed(
+                        f"no engine loaded version {version}: {record['why']}; start the trainer again once engines work"
+                    )
+                await asyncio.sleep(_ENGINES_S)
 
     async def _publish(self, version: int, new_line: bool) -> dict[str, Any]:
         """Return the gateway's record of a version. Raise VersionRejected, and leave a note of it for the next start."""
@@ -164,4 +171,7 @@ class Publication:
             )
         else:
             remedy = "the next start continues from the newest checkpoint, without the batches since"
-        return VersionRejected(f"version {version} is bad: {why}; engines keep the version before; {remedy}")
+        message = f"version {version} is bad: {why}; engines keep the version before; {remedy}"
+        if self._weights.rejected(version - 1) is not None:
+            return VersionRejected(f"{message}; version {version - 1} was refused too", lasts=True)
+        return VersionRejected(message, lasts=saved is not None and saved.version == version)

@@ -109,9 +109,26 @@ async def test_a_version_that_engines_fail_with_stops_the_training_with_the_engi
         status = await gateway.admin.status()
         assert [bad["version"] for bad in status["bad_versions"]] == [1]
         assert (status["engines"][0]["state"], status["version"]) == ("open", 0)
+        assert stopped.value.lasts, "its checkpoint has the same weights"
         with pytest.raises(VersionRejected):
             async with loop_of(gateway, settings):
                 pass
+
+
+async def test_a_second_version_that_is_refused_ends_the_attempts(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path, every=3, steps=5)
+    async with episodes(gateway), within("the trainer is through", 120):
+        async with loop_of(gateway, settings) as loop:
+            with pytest.raises(VersionRejected) as first:
+                await train_badly(loop)
+            await loop.ack()
+        async with loop_of(gateway, settings) as loop:
+            with pytest.raises(VersionRejected, match="was refused too") as second:
+                loop.weights.reject(loop.trainer.version, "as this test has it")
+                await train_badly(loop)
+    assert (first.value.lasts, second.value.lasts) == (False, True)
 
 
 async def test_a_version_that_no_engine_loads_may_be_published_again(

@@ -122,6 +122,16 @@ async def test_a_start_that_fails_counts_and_the_budget_ends_it() -> None:
     assert len(world.reports) == 2
 
 
+async def test_a_program_that_would_fail_again_is_not_started_again() -> None:
+    world = World()
+    task = asyncio.create_task(world.kept(restarts=5).run())
+    (only,) = await world.gang(0)
+    only.ended.set_result(ProcessEnded(2, "no such option"))
+    with pytest.raises(GivenUp, match="given up after 0 restarts: ended with 2:\nno such option"):
+        await result_of(task, "the process is given up")
+    assert len(world.gangs) == 1
+
+
 async def test_silence_is_a_death() -> None:
     world = World()
     world.well = False
