@@ -9,7 +9,7 @@ own queue has a call that it may sample: that call is about to be placed.
 
 Two rules keep everything going. The first engine pulls as soon as a version is there, so that it is live; the one with least to
 do. And while a call waits that no open engine may sample, one engine at least is on its way. Otherwise at most a share
-of the engines updates at the same time.
+of the engines updates at the same time, not counting engines that run nothing while no waiting call may be sampled by them.
 """
 
 from __future__ import annotations
@@ -59,10 +59,13 @@ def pulls(
     enough = _BETTER * max(best, 0.0) if choice.weighs else math.inf
     found: list[str] = []
     for engine in behind:
-        if len(found) >= room:
-            break
         if any(request.version <= engine.version for request in heads):
             continue  # it is about to get a call
+        if heads and not engine.running:
+            found.append(engine.name)  # it can do nothing else for the calls that wait
+            continue
+        if len(found) >= room:
+            break
         few = engine.running < settings.running_below
         if (
             few

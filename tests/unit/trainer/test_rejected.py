@@ -125,10 +125,28 @@ async def test_a_second_version_that_is_refused_ends_the_attempts(
                 await train_badly(loop)
             await loop.ack()
         async with loop_of(gateway, settings) as loop:
+            loop.weights.reject(loop.trainer.version, "as this test has it")
             with pytest.raises(VersionRejected, match="was refused too") as second:
-                loop.weights.reject(loop.trainer.version, "as this test has it")
                 await train_badly(loop)
     assert (first.value.lasts, second.value.lasts) == (False, True)
+
+
+async def test_a_version_that_no_engine_has_tried_is_published_again(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
+) -> None:
+    """A gateway that was just started has no engines."""
+    untried = iter([{"state": "failed", "bad": False, "why": "no engine loaded it", "report": []}])
+    settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
+    async with episodes(gateway), within("the trainer is through", 120), loop_of(gateway, settings) as loop:
+        publish = loop.feed.publish
+
+        async def published(*arguments: Any) -> dict[str, Any]:
+            return next(untried, None) or await publish(*arguments)
+
+        loop.feed.publish = published  # type: ignore[method-assign]
+        await train_one(loop)
+    assert next(untried, None) is None
+    assert (await gateway.admin.status())["version"] == 1
 
 
 async def test_a_version_that_no_engine_loads_may_be_published_again(
