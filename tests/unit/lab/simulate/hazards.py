@@ -20,8 +20,8 @@ from tests.unit.lab.simulate.scenarios import scenario
 
 RULES: dict[str, dict[str, Any]] = {
     "default": {},
-    "gain": {"late_call_weight": 1.0, "migration": {"on": False}},
-    "cached": {"rule": "cached", "migration": {"on": False}},
+    "gain": {"choice": {"late_call_weight": 1.0}, "migration": {"on": False}},
+    "cached": {"choice": {"rule": "cached"}, "migration": {"on": False}},
 }
 """What the gateway does by default, and the two rules without moves and without a weight for late calls."""
 
@@ -215,6 +215,7 @@ class Outcome:
     pulls_per_version: float
     """For each engine."""
     deaths: int
+    engines: int
 
 
 def outcome(hazard: Hazard, rule: str, seed: int = 0, most_s: float = 5_000.0) -> Outcome | None:
@@ -238,6 +239,7 @@ def outcome(hazard: Hazard, rule: str, seed: int = 0, most_s: float = 5_000.0) -
         policy.moves / calls,
         policy.pulls / given.batches / len(world.hosts),
         policy.deaths,
+        len(world.hosts),
     )
 
 
