@@ -70,16 +70,16 @@ class Closing:
         """Return true if a grader would compute the episode's reward."""
         return self._grading.grades(live.model)
 
-    async def end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
-        """End an open episode; return once that is committed. Without an outcome: once it is committed that it is being graded,
-        or closed.
+    def begin(self, live: OpenEpisode, outcome: Outcome | None) -> asyncio.Future[None]:
+        """Begin to end an open episode. The result is set once that is committed; without an outcome: once it is committed that
+        it is being graded, or closed.
 
-        Raise what went wrong; the end is tried again nevertheless.
+        An exception is what went wrong; the end is tried again nevertheless.
         """
         live.ending = live.ending.end(outcome)
         waiting = self._waiting[live.id] = asyncio.get_running_loop().create_future()
         self._lead(live)
-        await asyncio.shield(waiting)
+        return waiting
 
     def resume(self, live: OpenEpisode) -> None:
         """Compute the reward of an episode whose grading is committed to have begun."""

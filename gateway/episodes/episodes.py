@@ -294,22 +294,28 @@ class Episodes(LedgerListener):
     async def sweep(self) -> None:
         """End what missed its deadline: idle or endless episodes, groups whose members never came, batches that are stuck."""
         now = time.monotonic()
+        ends = []
         for live in list(self._live.values()):
             if live.calls:
                 live.touch()
-            if live.id in self._live and (reason := self._deadlines.missed_deadline(live, now)):
-                await self._overrun(live, reason)
+            if reason := self._deadlines.missed_deadline(live, now):
+                ends.append(self._overrun(live, reason))
+        # Together: each waits for a commit, and users may end conversations faster than that.
+        if ends:
+            await asyncio.wait(ends)
+            for end in ends:
+                end.result()
         self._deadlines.retain(self._live.values())
         unfinished = [*self._live.values(), *self._closing.unclosed.values()]
         running = {(live.model, live.group_id) for live in unfinished if live.mode == "train"}
         await self._group_deadlines.sweep(now, running)
 
-    async def _overrun(self, live: OpenEpisode, reason: str) -> None:
+    def _overrun(self, live: OpenEpisode, reason: str) -> asyncio.Future[None]:
         """End an episode whose deadline has passed. For one that a call opened, silence is the regular end."""
+        outcome: Outcome | None = Outcome(reason, {})
         if live.opening and reason == "idle_deadline" and (self._closing.grades(live) or live.has_reward):
-            await self._finish(live)
-            return
-        await self._end(live, Outcome(reason, {}))
+            outcome = self._regular_outcome(live)
+        return self._begin_end(live, outcome)
 
     def _check_reward(self, reward: float, total: float) -> None:
         """Raise BadRequest for a reward that is out of bounds, or that makes the sum with all that was posted so."""
@@ -332,16 +338,17 @@ class Episodes(LedgerListener):
         return bool(row["reward"] == reward + (row["components"] or {}).get(CALLS, 0.0))
 
     async def _finish(self, live: OpenEpisode) -> None:
-        if self._closing.grades(live):
-            await self._end(live, None)
-        elif live.has_reward:
-            await self._end(live, live.rewarded(live.posted or 0.0, live.components))
-        else:
+        if not (self._closing.grades(live) or live.has_reward):
             raise Conflict(
                 f"nothing rewards episode {live.id}: no [graders] are configured for the model {live.model!r}, and no reward was"
                 f" posted; POST /admin/v1/episodes/{live.id}/reward posts one",
                 code="no_reward",
             )
+        await self._end(live, self._regular_outcome(live))
+
+    def _regular_outcome(self, live: OpenEpisode) -> Outcome | None:
+        """Return the outcome of what was posted; None if graders compute it."""
+        return None if self._closing.grades(live) else live.rewarded(live.posted or 0.0, live.components)
 
     async def _outcome(self, episode_id: str) -> EpisodeOutcome:
         row = await self._row(episode_id)
@@ -379,12 +386,15 @@ class Episodes(LedgerListener):
         raise closed(episode_id, outcome["reason"])
 
     async def _end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
-        """End an open episode; without an outcome, it is graded."""
+        await asyncio.shield(self._begin_end(live, outcome))
+
+    def _begin_end(self, live: OpenEpisode, outcome: Outcome | None) -> asyncio.Future[None]:
+        """Begin to end an open episode; without an outcome, it is graded. Return what `Closing.begin` returns."""
         self._database.check()  # check before the episode is forgotten
         if outcome is None or outcome.reward is not None:
             self._deadlines.record(live, time.monotonic())
         self._forget(live)
-        await self._closing.end(live, outcome)
+        return self._closing.begin(live, outcome)
 
     async def leave_untrained(self, live: OpenEpisode, reason: str) -> None:
         """Let the run of an open training episode go on as evaluation. Do nothing for other episodes."""
