@@ -96,7 +96,7 @@ def serve(
         _serve(settings, listening(settings, WORKER in os.environ), verbose)
     except ConfigError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(error.status) from error
 
 
 def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:

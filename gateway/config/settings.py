@@ -11,7 +11,7 @@ that run already: those of a supervisor (`gateway/workers.py`), or of compose.ya
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -53,6 +53,15 @@ from headgate.configuration import Unreadable, complaints, own_tables, read_toml
 
 class ConfigError(Exception):
     """A configuration file that cannot be used; the message names the file and every wrong key."""
+
+    status: ClassVar[int] = 2
+    """The exit status of a program that cannot start: with 2, supervisors do not start it again."""
+
+
+class NotReady(ConfigError):
+    """What the configuration names cannot be used now, and may be at the next start."""
+
+    status = 1
 
 
 class Settings(Section):

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine, delete, insert, inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from gateway.config import StoreSettings
-from gateway.config.settings import ConfigError
+from gateway.config.settings import ConfigError, NotReady
 from gateway.store import coordination
 from gateway.store.connections import (
     connect,
@@ -74,7 +74,7 @@ def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
             if not (is_disconnected(error) or is_retryable(error)):
                 raise
             if time.monotonic() - begun > limit:
-                raise ConfigError(_unusable(error, settings, limit)) from error
+                raise NotReady(_unusable(error, settings, limit)) from error
             if not reported:
                 log.warning("the database is not ready, trying for %g s: %s", limit, _first_line(error))
             reported = True

@@ -139,7 +139,7 @@ class System:
         await process.start()
 
     def _exited(self, name: str, code: int) -> None:
-        if code == 2 and (self._postgres_down or time.time() - self._postgres_up_since < _STORE_WAIT_S):
+        if code == 1 and (self._postgres_down or time.time() - self._postgres_up_since < _STORE_WAIT_S):
             return  # a gateway that starts without its store exits, and its supervisor starts it again
         self.exits.append((time.time(), name, code))
         self.log(f"{name} exited by itself with {code}")
