@@ -148,10 +148,13 @@ class CallRunner:
         """Return the request for the missing tokens."""
         call, sampling = self.call, self.call.sampling
         sampled = len(call.turn.ids)
+        if sampled or call.alternatives != sampling.top_logprobs:
+            left = sampling.max_tokens - sampled
+            sampling = replace(sampling, max_tokens=left, top_logprobs=call.alternatives)
         return GenerateRequest(
             f"{call.call_id}.{call.restarts}.{sampled}",
             call.tokens(),
-            replace(sampling, max_tokens=sampling.max_tokens - sampled, top_logprobs=call.alternatives),
+            sampling,
             self._interval,
             cache_salt=f"v{slot.version}",
             label=slot.label if slot.external_url is not None else "",
