@@ -183,7 +183,8 @@ def _node(
     flags = bytes(tokens) if sampled else b""
     ids = random.randbytes(4 * tokens)
     return (
-        episode_id, MODEL, index, index - 1, tokens, sampled, ids, logprobs, spans, flags, 1.0, "", call if sampled else "", None,
+        episode_id, MODEL, index, index - 1, tokens, sampled, ids, logprobs, spans, flags, 1.0, "",
+        call if sampled else "", None, None,
     )  # fmt: skip
 
 

@@ -44,6 +44,10 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("headgate/client/agents.py", "import_module"): "the agent that the command line names",
     ("trainer/algorithms/__init__.py", "import_module"): "the algorithm that the trainer's file names",
     (
+        "scheduler/reactor/snapshot.py",
+        "pickle",
+    ): "states in recordings: no class but the program's own is read",
+    (
         "trainer/commands/warmstart.py",
         "import_module",
     ): "the examples that the configuration of the trainer names",
