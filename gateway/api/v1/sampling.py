@@ -11,6 +11,7 @@ from gateway.trajectories.recorder import Prompt
 from headgate.errors import BadRequest, invalid
 from headgate.types import Grammar, Sampling
 
+_UNBOUNDED = TokenBounds()
 _DEFAULT_TEMPERATURE = 1.0
 """The temperature of requests that name none, as in OpenAI's API."""
 
@@ -33,7 +34,7 @@ def sampling_of(
     What the engine makes of them is `gateway.engines.used`. Raise BadRequest.
     """
     own_model = model.name == episode.model
-    bounds = limits.max_tokens if own_model and episode.mode == "train" else TokenBounds()
+    bounds = limits.max_tokens if own_model and episode.mode == "train" else _UNBOUNDED
     wanted = _wanted(parsed, bounds, model, prompt)
     _check_ids(parsed, model, prompt)
     temperature = _DEFAULT_TEMPERATURE if parsed.temperature is None else parsed.temperature
