@@ -31,7 +31,7 @@ key = "{KEY}"
 mode = "train"
 group_size = 1
 live = true
-idle_s = 3
+idle_s = 10
 
 [graders.next]
 function = "examples.live.users:satisfied"
