@@ -261,11 +261,14 @@ def _binned(connection: Connection, first: float, width: float) -> Select[Any]:
 
 def evaluations(connection: Connection, model: str) -> list[dict[str, Any]]:
     """Return the rewards of a model's evaluation episodes by the version that they began with: how many, mean, population
-    standard deviation, and when the last of them began."""
+    standard deviation, and when the last of them began.
+
+    Conversations with a notice do not count: those of live agents that are only not trained, and those without their beginning.
+    """
     mean, square = func.avg(_C.reward), func.avg(_C.reward * _C.reward)
     query = (
         select(_C.version, func.count().label("episodes"), mean, square, func.max(_C.created_at).label("at"))
-        .where(_C.mode == "eval", _C.model == model, _C.reward.is_not(None))
+        .where(_C.mode == "eval", _C.model == model, _C.reward.is_not(None), _C.notice == "")
         .group_by(_C.version)
         .order_by(_C.version)
     )
