@@ -66,7 +66,7 @@ docs: docs-reference $(DRAWER) ## the site of docs/ in build/site; a broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(SERVE),serve --dev-addr 127.0.0.1:8080,build)
 
 demo: NAME ?= sums
-demo: ## train a small model behind an unmodified agent; NAME=tools, frozen-lake, distill, live, environments, verifiers or seeds
+demo: ## train a small model behind an unmodified agent; NAME=tools, frozen-lake, distill, live, trl, environments, verifiers or seeds
 	@$(RUN_NAME)
 
 bench: ## measure: NAME=gateway, trainer, update, ...; without NAME the list. ARGS='--rounds 1' are options of its own
@@ -115,6 +115,9 @@ demo-distill: setup engine #: sums from a teacher, from rewards, and from both, 
 
 demo-live: setup engine #: users of an agent in daily use teach it by their next messages and a button
 	$(BIN)/python -m examples.live.run $(ARGS)
+
+demo-trl: setup engine trl #: the sums with TRL's GRPOTrainer in place of headgate's trainer
+	$(BIN)/python -m examples.trl.run $(ARGS)
 
 demo-environments: setup engine #: --env reasoning-gym:chain_sum, three seeds and a control run
 	$(BIN)/python -m examples.environments.run $(ARGS)
