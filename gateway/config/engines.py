@@ -157,7 +157,8 @@ class UpdateSettings(Section):
     """Each version needs a probe, and each engine passes it before it serves the version. False is for engines that do not
     compute from the weights (`launch = "fake"`): nothing then shows what they sample with."""
     probe_tolerance: float = Field(0.15, gt=0, le=5)
-    """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes."""
+    """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes. An engine that is proven to
+    hold the version also passes with up to four times its usual gap, which float8 needs."""
     prove: bool = True
     """Engines compare their tensors with each version, bit by bit. False leaves that out, where it takes too long: then the
     probe alone decides, which cannot detect differences that are smaller than the noise of the engine's arithmetic."""

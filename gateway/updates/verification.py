@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from gateway.config import UpdateSettings
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _NO_NUMBERS = ("not JSON compliant", "JSON encodable")
 """Words of Python's JSON errors for NaN and infinity."""
+_REMEMBERED = 16
+"""Gaps of an engine whose median is its usual gap."""
 _OFF = ProofReport("none", why="[update] prove is false")
 
 
@@ -70,6 +74,8 @@ class Verifier:
         self._slots = slots
         self._noise: dict[str, float] = {}
         """The gap (nats) of each engine at the last version that it passed."""
+        self._gaps: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        """Those of each engine at the last versions that it was proven to hold."""
 
     async def verify(self, engine: Engine, slot: Slot, weights: Weights, report: UpdateReport) -> None:
         """Prove and probe an engine; what was found is in `report`. Raise ProbeFailed, with what is wrong."""
@@ -96,13 +102,15 @@ class Verifier:
 
     async def _probe(self, engine: Engine, weights: Weights, probe: Probe, report: UpdateReport) -> None:
         measured = [await _scores(engine, sequence, weights) for sequence in probe.sequences]
+        gaps, proven = self._gaps[engine.name], report.proof is not None and report.proof.verdict == "proven"
         found = report.probe = judge(
             [x for row in measured for x in row],
             [x for row in probe.new_logprobs for x in row],
             [x for row in probe.parent_logprobs for x in row],
             tolerance=self._update.probe_tolerance,
             noise=max(probe.noise, self._noise.get(engine.name, 0.0)),
-            proven=report.proof is not None and report.proof.verdict == "proven",
+            usual=median(gaps) if gaps else 0.0,
+            proven=proven,
         )
         if found.verdict == "failed":
             parent = "unknown" if found.parent_gap is None else f"{found.parent_gap:.4f}"
@@ -111,6 +119,8 @@ class Verifier:
                 f" nats off ({parent} off its parent's)",
                 code="probe_failed",
             )
+        if proven:
+            gaps.append(found.gap)
         self._noise[engine.name] = min(found.gap, found.gap if found.parent_gap is None else found.parent_gap)
 
 

@@ -47,18 +47,20 @@ def judge(
     *,
     tolerance: float,
     noise: float = 0.0,
+    usual: float = 0.0,
     proven: bool = False,
 ) -> ProbeReport:
     """Compare an engine's log-probabilities (nats, one per token) with those of a version and of its parent.
 
-    An engine fails if it is further than `tolerance` from the version. It also fails if it is nearer to the parent, unless it is
-    `proven` that it holds the version. Where the two versions differ by less than `SEVERAL` times the noise, the verdict is
+    An engine fails if it is further than `tolerance` from the version; one that is `proven` to hold it only if it is also further
+    than `SEVERAL` times its `usual` gap, since rounding to few bits alone may exceed a constant. It also fails if it is nearer to
+    the parent, unless it is proven. Where the two versions differ by less than `SEVERAL` times the noise, the verdict is
     `indistinct`, which is not a failure. The noise is the largest of `noise` (measured before: the engine's gap at the version
     before, the trainer's gap between two passes) and the engine's gap to the nearer of both. `parent` may be empty (the first
     version). Raise ValueError if the lengths differ.
     """
     gap = _mean_gap(measured, expected)
-    sane = gap <= tolerance
+    sane = gap <= max(tolerance, SEVERAL * usual if proven else 0.0)
     if not parent:
         return ProbeReport("passed" if sane else "failed", gap, None, None, None, None)
     distance = _mean_gap(expected, parent)

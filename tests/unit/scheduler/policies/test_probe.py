@@ -69,6 +69,18 @@ def test_an_engine_that_is_proven_to_hold_the_version_is_judged_by_the_tolerance
     assert judge([x + 1 for x in NEW], NEW, parent, tolerance=0.15, proven=True).verdict == "failed"
 
 
+def test_a_proven_engine_may_be_as_far_off_as_several_of_its_usual_gaps() -> None:
+    """float8 rounds so much that the gap of right engines passes a constant now and then."""
+
+    def verdict(gap: float, usual: float, *, proven: bool) -> str:
+        measured = [x + gap for x in NEW]
+        return judge(measured, NEW, PARENT, tolerance=0.15, usual=usual, proven=proven).verdict
+
+    assert verdict(0.16, 0.1, proven=True) == "passed"
+    assert verdict(0.16, 0.0, proven=True) == verdict(0.16, 0.1, proven=False) == "failed"
+    assert verdict(0.41, 0.1, proven=True) == "failed"
+
+
 def test_an_engine_of_neither_version_fails() -> None:
     assert verdict([x - 5 for x in NEW]).verdict == "failed"
 
