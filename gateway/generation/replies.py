@@ -71,7 +71,7 @@ class Claim:
 
 
 class _First:
-    """The claim of a first request, whose retries wait until it ends. A class, as two generators cost a call 2 % of its time."""
+    """The claim of a first request, whose retries wait until it ends. A class, as generators cost each call more."""
 
     __slots__ = ("_beginning", "_claim", "_started")
 
