@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from gateway.config.settings import Settings
-from gateway.episodes.auto_open import NO_CONSENT, AutoOpen, Opening
+from gateway.episodes.auto_open import AutoOpen, Opening
 from gateway.episodes.conversations import UNKNOWN, Conversations
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.open_episode import OpenEpisode
@@ -187,8 +187,6 @@ class Callers:
         found = [live for live in self._episodes.of_agent(caller.agent) if live.id in match.episodes]
         if len(found) == 1:
             found[0].continue_conversation()
-            if opening.consent is False:
-                await self._episodes.leave_untrained(found[0], NO_CONSENT)
             return found[0]
         if match.episodes and not found:  # all matching episodes are being closed
             match = UNKNOWN

@@ -61,8 +61,8 @@ async def test_a_conversation_that_training_gives_up_keeps_its_episode(stage: St
     assert await mode_of(stage, first) == ("eval", "open", "stale")
     talk += [assistant("long"), user("thanks")]
     assert await chat(stage, OTHER, talk, "welcome") == first
-    stages = stage[0].services.coordinator.episodes
-    await stages.finish(first, 60.0)
+    episodes = stage[0].services.coordinator.episodes
+    await episodes.finish(first, 60.0)
     row = await stage[0].admin.episode(first)
     assert (row["state"], row["reason"], row["reward"]) == ("closed", "rewarded", 1.0)
 
@@ -86,6 +86,9 @@ async def test_who_disagrees_later_takes_the_conversation_out_of_its_batch(stage
     assert await mode_of(stage, first) == ("eval", "open", "no_consent")
     groups = stage[0].model.ledger.rule.groups()
     assert [group.state for group in groups] == ["dropped"]
+    named = await chat(stage, OTHER, [user("another")], "C", headers=YES)
+    await chat(stage, OTHER, [user("no, rather not")], headers={**NO, "X-Headgate-Episode": named})
+    assert await mode_of(stage, named) == ("eval", "open", "no_consent")
 
 
 async def test_feedback_rewards_a_reply_by_its_id(stage: Stage) -> None:

@@ -22,6 +22,7 @@ from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, Message
 from gateway.engines.process import api_of
 from gateway.engines.used import used
+from gateway.episodes.auto_open import NO_CONSENT
 from gateway.episodes.consent import consent_of
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation import span_attributes
@@ -98,12 +99,14 @@ async def _episode(
 ) -> OpenEpisode:
     """Return the caller's episode, or under an agent's key the one of the conversation. Raise Conflict if it is over."""
     caller, gateway = admission.caller, admission.gateway
+    consent = consent_of(admission.headers, parsed.recorded) if caller.agent else None
     if caller.episode is not None:
         episode = await gateway.callers.still_open(caller.episode, caller.attempt)
     else:
         messages = parsed.messages or await offload_read(body, lambda: _as_messages(parsed.prompts))
-        consent = consent_of(admission.headers, parsed.recorded)
         episode = await gateway.agents.episode(caller, messages, parsed.tools, key, model.name, consent)
+    if consent is False:
+        await gateway.episodes.leave_untrained(episode, NO_CONSENT)
     admission.call.found(episode, model.name)
     return episode
 
