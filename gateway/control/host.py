@@ -23,6 +23,7 @@ from gateway.generation.slot import Slot
 from gateway.updates.engine_steps import EngineSteps
 from headgate.errors import EngineError, Unavailable, WeightsMissed
 from headgate.processes.child import LocalProcess
+from headgate.weights.folders import weight_bytes
 from scheduler.program import ControlProgram
 from scheduler.program.events import (
     Added,
@@ -338,7 +339,7 @@ class ControlHost:
 
 def _weight_bytes(folder: Path | None) -> int:
     """Return the bytes of a model's weights on this disk; 0 if they are elsewhere."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder is not None else 0
+    return 0 if folder is None else weight_bytes(folder)
 
 
 def _report_lost(path: Path, error: OSError) -> None:

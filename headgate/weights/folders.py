@@ -22,6 +22,11 @@ def name_of(version: int) -> str:
     return f"v{version:06d}"
 
 
+def weight_bytes(folder: Path) -> int:
+    """Return the bytes of the safetensors files in a folder; 0 if it has none or is not there."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def version_of(name: str) -> int | None:
     """Return the version that a name names; None for any other name."""
     match = _NAME.fullmatch(name)

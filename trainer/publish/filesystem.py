@@ -65,7 +65,7 @@ class WeightsDirectory:
     def _write_delta(self, temporary: Path, parent: int) -> None:
         """Write a version's delta, unless it would be of little use."""
         if self.path(parent).is_dir() and delta.write(temporary / delta.NAME, self.path(parent), temporary):
-            whole = sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
+            whole = folders.weight_bytes(temporary)
             if (temporary / delta.NAME).stat().st_size > _WORTH_IT * whole:
                 (temporary / delta.NAME).unlink()
 

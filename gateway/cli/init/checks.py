@@ -38,8 +38,7 @@ def warnings(project: Project) -> list[str]:
 
 def _gib_of_training(project: Project) -> float:
     """Return the least memory of a training step, by the size of the checkpoint in 16 bits."""
-    weights = sum(file.stat().st_size for file in project.model.glob("*.safetensors")) / 2
-    return weights * (_ADAPTED_BYTES if project.lora else _TRAINED_BYTES) / 2**30
+    return project.weights_gib / 2 * (_ADAPTED_BYTES if project.lora else _TRAINED_BYTES)
 
 
 def _has_vllm(python: str) -> bool:

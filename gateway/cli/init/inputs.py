@@ -23,6 +23,7 @@ from gateway.config.settings import ConfigError
 from gateway.render.model_folder import check_model
 from headgate.client.agents import read_tasks
 from headgate.environments import parse
+from headgate.weights.folders import weight_bytes
 
 TASKS, _HELD_OUT = Path("tasks.jsonl"), Path("held-out.jsonl")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -157,7 +158,7 @@ def project_of(
     config = json.loads((model / "config.json").read_text())
     family, machine = _FAMILIES.get(config.get("model_type", ""), "template"), this_machine()
     context = min(_CONTEXT["gpu" if machine.gpus else "cpu"], _longest(config))
-    weights_gib = sum(file.stat().st_size for file in model.glob("*.safetensors")) / 2**30
+    weights_gib = weight_bytes(model) / 2**30
     return Project(name, model, family, context, source, engine, machine, lora, weights_gib)
 
 
