@@ -42,6 +42,9 @@ class Engines:
         """How many calls each local placement represents, if peers place in the same way."""
         self._heaps: dict[_Place, list[_Entry]] = {}
         """An entry that is not its engine's newest is void."""
+        self._unfiled: dict[str, OpenEngine] = {}
+        """Open engines that have changed since their newest entries; a choice files them first. Where one engine is open, no
+        choice needs entries."""
         self._stamp = 0
         """The last stamp that was given."""
 
@@ -58,19 +61,20 @@ class Engines:
             self._count(engine, version_then, 1)
             engine.kv += length
         engine.floor = engine.kv
-        self._file(engine)
+        self._unfiled[engine.name] = engine
 
     def closed(self, name: str) -> None:
         """Close an engine: it takes no calls."""
         if engine := self.open.pop(name, None):
             engine.stamp = 0
+            self._unfiled.pop(name, None)
 
     def fitted(self, name: str, model: EngineModel) -> None:
         """Set the engine's speed model, now and for when it opens again."""
         self._models[name] = model
         if engine := self.open.get(name):
             engine.model = model
-            self._file(engine)
+            self._unfiled[engine.name] = engine
 
     def published(self, version: int) -> None:
         """Make this version the newest."""
@@ -117,7 +121,7 @@ class Engines:
         if engine is None:
             return False
         self._echo(engine, 1, request.length)
-        self._file(engine)
+        self._unfiled[engine.name] = engine
         return True
 
     def _echo(self, engine: OpenEngine, calls: int, length: int) -> None:
@@ -130,6 +134,7 @@ class Engines:
     def refile(self) -> None:
         """Order all engines again."""
         self._heaps.clear()
+        self._unfiled.clear()
         for engine in self.open.values():
             engine.stamp = self._next_stamp()
             for place, entry in self._entries(engine):
@@ -147,7 +152,7 @@ class Engines:
         engine.floor += length
         if self.times > 1:
             self._echo(engine, self.times - 1, length)
-        self._file(engine)
+        self._unfiled[engine.name] = engine
 
     def remove_call(self, name: str, version: int, length_then: int, length_now: int) -> None:
         """Remove a call of that `min_version` that was placed with `length_then` tokens and left with `length_now`."""
@@ -158,7 +163,7 @@ class Engines:
             if self.times > 1:
                 self._echo(engine, 1 - self.times, length_now)
             engine.waiting = max(0, min(engine.waiting - 1, engine.running))
-            self._file(engine)
+            self._unfiled[engine.name] = engine
 
     def learn(self, length: int) -> None:
         """Count the length of a call that has arrived."""
@@ -185,8 +190,13 @@ class Engines:
         if not candidates:
             return None
         wanted = [engine for engine in candidates if engine.name not in request.avoid] or candidates
+        length, weight = request.length, self.weight(request.version)
+        best = wanted[0] if len(wanted) == 1 else self._first_of(wanted, request, weight)
+        return best if self.choice.has_room(best, length, weight) else None
+
+    def _first_of(self, wanted: list[OpenEngine], request: EngineRequest, weight: float) -> OpenEngine:
+        """Return the engine that is first in their order for a call, or the one that has most of it cached."""
         key, length = self.choice.key, request.length
-        weight = self.weight(request.version)
         cached = {request.cached_in: min(request.cached, request.length)} if request.cached_in else {}
         keyed = [(key(e, length, cached.get(e.name, 0), weight), e) for e in wanted]
         (less, *_), best = min(keyed, key=lambda pair: pair[0])
@@ -194,10 +204,13 @@ class Engines:
             for (here, *_), engine in keyed:
                 if engine.name == request.cached_in and -less <= BETTER * -here:
                     best = engine
-        return best if self.choice.has_room(best, length, weight) else None
+        return best
 
     def _candidates(self, request: EngineRequest) -> list[OpenEngine]:
         """Return the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
+        if len(self.open) == 1:
+            return [engine for engine in self.open.values() if engine.version >= request.version]
+        self._file_changed()
         count, found = _LOOKED_AT + len(request.avoid), []
         late = self.choice.weighs and request.version < self.newest
         for place, heap in self._heaps.items():
@@ -210,6 +223,7 @@ class Engines:
 
     def _heaps_in_use(self) -> Iterator[_Place]:
         """Return the heaps that are not empty."""
+        self._file_changed()
         for place, heap in list(self._heaps.items()):
             while heap and heap[0][1] != heap[0][2].stamp:
                 heapq.heappop(heap)
@@ -246,6 +260,12 @@ class Engines:
     def _next_stamp(self) -> int:
         self._stamp += 1
         return self._stamp
+
+    def _file_changed(self) -> None:
+        """Give every engine that has changed new entries."""
+        for engine in self._unfiled.values():
+            self._file(engine)
+        self._unfiled.clear()
 
     def _file(self, engine: OpenEngine) -> None:
         engine.stamp = self._next_stamp()
