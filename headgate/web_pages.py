@@ -62,19 +62,28 @@ def check_web_page(headers: Sequence[tuple[bytes, bytes]], own: OwnNames, *, lin
 
     `linked`: the path is of a page without data, which links of other sites may open.
     """
-    host = ""
+    host = b""
+    of_pages: list[tuple[bytes, bytes]] = []
     for name, value in headers:
         if name == b"host":
-            host = value.decode("latin-1").strip().lower()
+            host = value
             _check_host(host, own)
-    for name, value in headers:
+        elif name == b"origin" or name == b"sec-fetch-site":
+            of_pages.append((name, value))
+    for name, value in of_pages:
         if name == b"origin":
-            _check_origin(value.decode("latin-1").strip().lower(), host, own)
-        elif name == b"sec-fetch-site" and value.strip().lower() == b"cross-site" and not linked:
+            _check_origin(_text(value), _text(host), own)
+        elif value.strip().lower() == b"cross-site" and not linked:
             raise _foreign("Sec-Fetch-Site", "cross-site", own)
 
 
-def _check_host(host: str, own: OwnNames) -> None:
+def _text(value: bytes) -> str:
+    return value.decode("latin-1").strip().lower()
+
+
+@lru_cache(64)  # a client sends one name with every request; a refusal is not kept
+def _check_host(value: bytes, own: OwnNames) -> None:
+    host = _text(value)
     found = _AUTHORITY.fullmatch(host)
     name = found["name"].strip("[]").removesuffix(".") if found else None
     if name is None or not (name in own.hosts or _is_loopback(name)):
@@ -107,7 +116,6 @@ def _place(scheme: str, authority: str) -> str:
     return authority.removesuffix(f":{_DEFAULT_PORTS.get(scheme.partition('://')[0], '')}")
 
 
-@lru_cache(64)  # a client sends one name with every request
 def _is_loopback(name: str) -> bool:
     """Return whether a name means this machine, whatever DNS returns. `0.0.0.0` is what many servers print as their address."""
     if name == "localhost" or name.endswith(".localhost"):

@@ -175,11 +175,19 @@ def _not_json(body: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def _check_fields(values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        try:
-            check_depth(value, MAX_DEPTH - 1)
-        except TooDeep as error:
-            raise BadRequest(f"{name}: {error}", code="body_too_deep", param=name) from error
+    """Raise BadRequest, which names the field, if one is nested too deep."""
+    try:
+        check_depth(values)
+    except TooDeep:
+        for name, value in values.items():
+            _check_field(name, value)
+
+
+def _check_field(name: str, value: Any) -> None:
+    try:
+        check_depth(value, MAX_DEPTH - 1)
+    except TooDeep as error:
+        raise BadRequest(f"{name}: {error}", code="body_too_deep", param=name) from error
 
 
 def _rewritten(values: dict[str, Any]) -> dict[str, Any]:

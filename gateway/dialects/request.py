@@ -251,6 +251,7 @@ def unsupported_content(where: str, what: str, kind: Any, images: ImageSupport =
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXTS = frozenset(("name", "refusal", *REASONING))
 
 
 def _check_message(message: Any, where: str, images: ImageSupport) -> None:
@@ -265,10 +266,11 @@ def _check_message(message: Any, where: str, images: ImageSupport) -> None:
             _check_part(part, f"{where}.content.{j}", allowed)
     elif content is not None and not isinstance(content, str):
         raise invalid(f"{where}.content", "must be a string or a list of parts")
-    for name in ("name", "refusal", *REASONING):
-        if not isinstance(message.get(name), str | None):
+    for name in sorted(_TEXTS & message.keys()):
+        if message[name] is not None and not isinstance(message[name], str):
             raise invalid(f"{where}.{name}", "must be a string")
-    _check_tool_calls(message.get("tool_calls"), where)
+    if message.get("tool_calls") is not None:
+        _check_tool_calls(message["tool_calls"], where)
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise BadRequest("a tool message needs a tool_call_id", code="invalid_value", param=where)
     if role in ("user", "system", "developer") and content is None:
@@ -289,8 +291,6 @@ def _check_part(part: Any, where: str, images: ImageSupport) -> None:
 
 
 def _check_tool_calls(calls: Any, where: str) -> None:
-    if calls is None:
-        return
     if not isinstance(calls, list):
         raise BadRequest(f"{where}.tool_calls: must be a list", code="invalid_value", param=where)
     for j, call in enumerate(calls):

@@ -28,6 +28,10 @@ class RequestKey:
         key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
         return cls(episode_id, key, content, True, True)
 
+    def of_episode(self, episode_id: str) -> RequestKey:
+        """Return the same request's key in an episode."""
+        return RequestKey(episode_id, self.name, self.body, self.retry, self.exact)
+
     def choice(self, index: int) -> RequestKey:
         """Return the key of one of the request's choices."""
         if index == 0:

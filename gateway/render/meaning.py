@@ -12,6 +12,7 @@ Message = dict[str, Any]
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names under which clients send back an assistant's reasoning; the first one that is set counts."""
+_REASONING = frozenset(REASONING)
 _EMPTY = ("", "null")
 """Arguments that some clients send back for a call without any."""
 
@@ -29,8 +30,10 @@ def rendered(message: Message) -> Message:
         found["tool_call_id"] = message["tool_call_id"]
     if message.get("tool_calls"):
         found["tool_calls"] = message["tool_calls"]
-    if reasoning := next((message[name] for name in REASONING if message.get(name)), None):
-        found["reasoning_content"] = reasoning
+    if not _REASONING.isdisjoint(message):
+        reasoning = next((message[name] for name in REASONING if message.get(name)), None)
+        if reasoning:
+            found["reasoning_content"] = reasoning
     return found
 
 

@@ -25,7 +25,12 @@ _SIZED = (str, bytes, dict, *_SEQUENCES)
 
 async def offload(measured: Any, work: Callable[[], T]) -> T:
     """Run work whose cost grows with the size of `measured`: directly if that is small, else in a thread."""
-    return await _in_thread("render", work) if is_long(measured) else work()
+    return await offload_long(is_long(measured), work)
+
+
+async def offload_long(long: bool, work: Callable[[], T]) -> T:
+    """Run work in a thread if it is long, else directly."""
+    return await _in_thread("render", work) if long else work()
 
 
 async def offload_read(body: bytes, work: Callable[[], T]) -> T:

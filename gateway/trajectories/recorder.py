@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from gateway.render.images import keyed, names_in, unkeyed
-from gateway.render.offload import offload
+from gateway.render.offload import is_long, offload, offload_long
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.render.template_options import NONE, Switches
 from gateway.store import turns
@@ -129,7 +129,8 @@ class Recorder:
 
         Raise BadRequest if the template refuses the messages.
         """
-        chain = await offload((messages, tools), lambda: Chain(messages, tools))
+        long = is_long((messages, tools))
+        chain = await offload_long(long, lambda: Chain(messages, tools))
         episode = await self._episode_tree(episode_id)
         renderer = self._renderer.switched(switches)
         system = any(message["role"] in ("system", "developer") for message in messages[:1])
@@ -147,7 +148,7 @@ class Recorder:
                 ids = np.concatenate([history, added])
                 return Prompt(ids, chain, end, switches, (*episode.tree.images(end), *images))
             break
-        rendered = await offload((messages, tools), lambda: _array(renderer.render(messages, tools)))
+        rendered = await offload_long(long, lambda: _array(renderer.render(messages, tools)))
         ids, images = unkeyed(rendered, names_in(messages), renderer.vision)
         return Prompt(ids, chain, START, switches, images)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fastapi import Request
 
@@ -100,7 +100,7 @@ def _expect_retry(gateway: Services, caller: Caller, key: RequestKey, choices: i
     if caller.episode is None:
         gateway.agents.refused(caller, key)
         return
-    key = replace(key, episode_id=caller.episode.id)
+    key = key.of_episode(caller.episode.id)
     for index in range(choices):
         gateway.replies.refused(key.choice(index))
 

@@ -68,7 +68,7 @@ async def generate(
     admission.reserve(model, parsed, key)
     parsed, images = await read_images(gateway, parsed)
     episode = await _episode(admission, model, parsed, body, key)
-    key = replace(key, episode_id=episode.id)
+    key = key.of_episode(episode.id)
     readers: list[Reader] = []
     try:
         await store_images(gateway, episode.id, parsed.messages, images)
@@ -191,10 +191,12 @@ class _Preparation:
             settings, model, episode = self._gateway.settings, self._model, self._episode
             api = api_of(settings.engine_of(model.name))
             constrained = parsed.form is not None or parsed.tool_choice not in ("auto", "none")
-            self._samplings[number] = await offload(
-                (parsed.tools, parsed.form and parsed.form.value) if constrained else (),
-                lambda: used(api, sampling_of(parsed, settings.sampling, model, episode, prompt)),
-            )
+
+            def work() -> Sampling:
+                return used(api, sampling_of(parsed, settings.sampling, model, episode, prompt))
+
+            measured = (parsed.tools, parsed.form and parsed.form.value)
+            self._samplings[number] = await offload(measured, work) if constrained else work()
         return self._samplings[number]
 
     async def _prompt(self, number: int) -> Prompt:
