@@ -137,6 +137,9 @@ bench-bodies: setup #: the event loop's lag while one huge request is read and r
 bench-memory: setup #: the gateway's memory after 20,000 and after 100,000 calls
 	$(BIN)/python -m bench.memory $(ARGS)
 
+bench-bytecodes: setup #: Python instructions of a short chat in the gateway, whatever else the machine does (1 minute)
+	$(BIN)/python -m bench.bytecodes $(ARGS)
+
 bench-store: setup #: p99 of the store's queries with 1,000,000 turns, SQLite and PostgreSQL (15 minutes)
 	$(BIN)/python -m bench.store $(ARGS)
 

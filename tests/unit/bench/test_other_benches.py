@@ -37,6 +37,13 @@ def test_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_bytecodes(tmp_path: Path) -> None:
+    options = ["--connections", "2", "--functions", str(tmp_path / "functions.json")]
+    report = report_of("bytecodes", tmp_path / "bytecodes.json", "--requests", "8", *options)
+    assert report["instructions"] > report["calls"] > 0
+
+
+@pytest.mark.long
 def test_publish(tmp_path: Path) -> None:
     few = ["--models", "demo", "--engines", "1,2"]
     report = report_of("publish", tmp_path / "publish.json", "--mib", "4", "--rounds", "1", *few)
