@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from gateway.config.settings import Settings
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.training_feed.ledger import StoredLedger
-from scheduler.policies.overdue import EpisodeLimit, SlowEpisode, UsualTimes
+from scheduler.policies.overdue import LEAST_S, EpisodeLimit, SlowEpisode, UsualTimes
 from scheduler.policies.staleness_events import CloseGroup, Unstick
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ class EpisodeDeadlines:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._least_s = settings.episodes.total_s or LEAST_S
+        """No episode ends sooner, so a sweep computes no limit for most."""
         self._times: defaultdict[str, UsualTimes] = defaultdict(UsualTimes)
 
     def record(self, episode: OpenEpisode, now: float) -> None:
@@ -47,8 +49,8 @@ class EpisodeDeadlines:
                 self._idle_s(episode),
             )
             return "idle_deadline"
-        limit, running_s = self._limit(episode), now - episode.opened_at
-        if running_s <= limit.limit_s:
+        running_s = now - episode.opened_at
+        if running_s <= self._least_s or running_s <= (limit := self._limit(episode)).limit_s:
             return ""
         usual = f", and such episodes usually take {limit.usual_s:.0f} s" if limit.usual_s is not None else ""
         log.warning(
