@@ -202,8 +202,8 @@ async def open_cluster_member(
     settings, name, wait_s = plane.settings, _process_name(), plane.settings.queue.max_wait_s
     pools = {model.name: model.pool for model in plane.models}
     recorders = [model.recorder for model in plane.models]
-    routing = PlacementSettings.of(placement_settings(settings))
-    follower = Follower(name, member.url, member.key, pools, recorders, wait_s, routing)
+    placement = PlacementSettings.of(placement_settings(settings))
+    follower = Follower(name, member.url, member.key, pools, recorders, wait_s, placement)
     for pool in pools.values():
         pool.set_monitor(follower)
     membership = Membership(

@@ -61,10 +61,10 @@ class Follower:
         pools: Mapping[str, EnginePool],
         recorders: Collection[Recorder],
         wait_s: float,
-        routing: PlacementSettings,
+        placement: PlacementSettings,
     ) -> None:
         """`name` and `url`: of this process. `recorders`: of every model. `wait_s`: how long a call waits for a coordinator.
-        `routing`: how the coordinator places calls."""
+        `placement`: how the coordinator places calls."""
         self.callers = RemoteCallers(self, wait_s)
         self.episodes: dict[str, OpenEpisode] = {}
         """The episodes that have called here since the link was made, or have calls."""
@@ -78,7 +78,7 @@ class Follower:
         self._pools = pools
         self._engines = EngineMirror(pools)
         self._recorders = recorders
-        self._routing = routing
+        self._placement = placement
         self._placements: dict[str, FollowerPlacement] = {}
         """The placement of each model's calls over this link, from the model's first table on."""
         self._by_key: dict[str, OpenEpisode] = {}
@@ -277,7 +277,7 @@ class Follower:
             return
         placement = self._placements.get(name)
         if placement is None:
-            placement = self._placements[name] = FollowerPlacement(name, self._pools[name], self._routing)
+            placement = self._placements[name] = FollowerPlacement(name, self._pools[name], self._placement)
         placement.apply_table(table_from_json(message))
 
     def _place_locally(self, name: str) -> None:

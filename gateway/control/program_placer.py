@@ -3,7 +3,7 @@
 All calls that begin or end within one turn of the event loop are sent together at the end of that turn; ends for which no call
 waits are sent with the next calls, or a moment later. A call that was given an engine continues immediately, or when its turn
 comes if it had to wait. Owns the open requests, and the slot states that the reactor knows. Invariants:
-- a call is sent as `Arrived` only with or after everything before it that was `CallDeparted`;
+- no `Arrived` is sent before an earlier `CallDeparted`;
 - while a call waits for an engine, an end is sent in the turn in which it happens;
 - the reactor counts an engine as open exactly while its slot is open; a call that was sent to an engine that has closed
   requests another one.

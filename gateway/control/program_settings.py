@@ -36,7 +36,7 @@ def program_settings(settings: Settings, model: str, weight_bytes: int) -> dict[
 
 
 def placement_settings(settings: Settings) -> dict[str, Any]:
-    """Return the control program's settings for routing; what they leave out has the program's defaults."""
+    """Return the fields of `PlacementSettings` (`scheduler.program.placement`) that `[routing]` sets."""
     routing, pulls = settings.routing, settings.update.order == "pull"
     return {
         "choice": {"rule": routing.rule},

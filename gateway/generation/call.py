@@ -167,7 +167,7 @@ class Call:
 
     # Sampling
 
-    def entered(self, engine: str, version: int, request_id: str) -> None:
+    def begin_run(self, engine: str, version: int, request_id: str) -> None:
         """Begin a run in an engine that runs `version`. The hints for this placement are used up."""
         self._engine = self._turn.engine = engine
         if self.entered_at is None:
@@ -176,7 +176,7 @@ class Call:
         self._hints = replace(self._hints, preferred="", avoid=frozenset())
         self._turn.begin_run(version)
 
-    def end_run(self) -> None:
+    def leave_engine(self) -> None:
         """End the run: the call is in no engine."""
         self._engine = ""
 
@@ -185,7 +185,7 @@ class Call:
         self._turn.weights_changed(version)
 
     def append_chunk(self, chunk: TokenChunk) -> None:
-        """Add what arrived from the engine. A chunk with a finish reason is the last of its run."""
+        """Add what arrived. The last chunk of a run has the engine's labels, which settle the versions (`Turn.end_run`)."""
         if chunk.ids:
             if chunk.top is not None and self._kept:
                 self._turn.keep(chunk.ids, chunk.top)

@@ -216,7 +216,7 @@ class EnginePool:
         self._placer.changed()
 
     def on_state_change(self) -> None:
-        """Notify the placer of a slot's new state, without waking tasks that wait in `until`."""
+        """Notify the placer of a slot's new state, without waking tasks that wait in `wait_until`."""
         self._placer.changed()
 
     async def wait_for_turn(self) -> None:

@@ -155,7 +155,7 @@ class Slot:
         now = asyncio.get_running_loop().time()
         self.last_token_at = now if not self.runs else self.last_token_at
         run = self.runs[request.request_id] = Run(call, self, request.request_id, now)
-        call.entered(self.name, self.version, request.request_id)
+        call.begin_run(self.name, self.version, request.request_id)
         # version and adapter change together, and this is one step of the event loop
         chunks = self.engine.generate(replace(request, adapter=self.adapter) if self.adapter else request)
         try:
@@ -165,7 +165,7 @@ class Slot:
             raise self._cut(run) from error
         finally:
             del self.runs[request.request_id]
-            call.end_run()
+            call.leave_engine()
             self._ended.set()
             await chunks.aclose()  # type: ignore[attr-defined]
 

@@ -2,7 +2,8 @@
 
 The coordinator's placer is the control program (`gateway.control.coordinator_placement`). A follower runs a program of its own by
 the coordinator's tables (`gateway.cluster.follower_placement`). Without tables, and when the program has stopped, a process
-applies the pure policy to its own slots (`SlotPlacer`). Either way a call gets no engine older than its `min_version`.
+chooses by the prefix cache and its own slots, whatever `[routing] rule` is (`SlotPlacer`). Either way a call gets no
+engine older than its `min_version`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from gateway.generation.call import Call
 from gateway.generation.slot import Slot
-from scheduler.policies.routing import EngineLoad, choose
+from scheduler.policies.cached import EngineLoad, choose
 
 
 class PlacementRequest:

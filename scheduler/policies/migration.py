@@ -1,6 +1,6 @@
 """Moves running calls between engines (StaleFlow, arXiv 2601.12784). Runs only while no engine pulls weights.
 
-Two reasons to interrupt, the first that there is:
+It moves calls for one of two reasons, checked in this order:
 
 - more than `waiting_above` calls wait in an engine's own queue, while another engine has room. Those with the fewest tokens go
   first, the last placed among equals: whatever a call has must be computed again where it goes, so they cost least, and they are
@@ -93,7 +93,7 @@ def moves(
     settings: MigrationSettings,
     times: int = 1,
 ) -> list[tuple[str, str, str]]:
-    """Call that are to leave, the engine of each, and where each is expected to go.
+    """Return the calls to move, each with its engine and where it is expected to go.
 
     `inside`: the calls that an engine was given and that can leave it, in the order in which they were placed.
     """

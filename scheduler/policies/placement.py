@@ -3,7 +3,7 @@
 Two rules, which `open_engines.py` applies, decide which is best, and whether there is room for the call or it waits
 (`waterfall.py`):
 
-- `cached` (`routing.py`): where its prefix is cached, if that outweighs the load there, else where least is running; any open
+- `cached` (`cached.py`): where its prefix is cached, if that outweighs the load there, else where least is running; any open
   engine has room.
 - `gain`: where its coming adds most tokens a second (`throughput.py`), less what the prefill of tokens that are not cached takes
   from the others; an engine has room while the gain is above `min_gain_share` of what the call would add to an empty engine, and
@@ -11,8 +11,8 @@ Two rules, which `open_engines.py` applies, decide which is best, and whether th
   there until another engine adds `BETTER` times as much, prefill included: the turns after it would have no cache there either.
   So an agent that fans out gets several engines.
 
-*Late calls* (headgate's addition to `gain`). A group that began under `min_version` is trained by `min_version` + eta: the
-calls of it that still run when newer versions exist keep a batch waiting, and the rest do not. So a call weighs
+*Late calls* (headgate's addition to `gain`). A group that began under `min_version` is trained by `min_version` + eta: its
+calls that still run once newer versions exist hold up a batch; other calls do not. So a call weighs
 `late_call_weight` times as much for each version that its `min_version` is behind the newest, and the sum over the calls of
 weight times speed is maximized. A late call then gets the fastest engine, and the others stay out of that while they gain about
 as much elsewhere. With a `late_call_weight` of 1 all calls weigh the same, and the sum is tokens a second.
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from scheduler.policies.routing import cached_key
+from scheduler.policies.cached import cached_key
 from scheduler.policies.throughput import EngineModel
 
 Rule = Literal["cached", "gain"]

@@ -8,7 +8,7 @@ the newest weights: no call waits then, but those engines are crowded, and calls
 own queue has a call that it may sample: that call is about to be placed.
 
 Two rules keep everything going. The first engine pulls as soon as a version is there, so that it is live; the one with least to
-do. And while a call waits that no open engine may sample, one engine at least is on its way. Otherwise at most a share
+do. And while a waiting call has no open engine that may sample it, at least one engine is pulling. Otherwise at most a share
 of the engines updates at the same time, not counting engines that run nothing while no waiting call may be sampled by them.
 """
 
@@ -45,7 +45,8 @@ def pulls(
     """Return the engines that pull version `target` now, those with least to do first.
 
     `engines`: the open ones, without those that have to pull already; `under_way`: how many engines are on their way to
-    `target`; `heads`: the waiting calls whose turn it is, oldest first; `typical`: the median length of calls in tokens.
+    `target`; `heads`: the waiting calls whose turn it is, oldest first; `typical`: the running mean of the lengths of calls,
+    in tokens.
     """
     behind = sorted((e for e in engines if e.version < target), key=lambda e: (e.rate, e.running, e.name))
     if not behind:

@@ -248,9 +248,9 @@ async def test_the_program_gets_the_requirements_of_a_call(coordinator: Coordina
     opened(pool, "b", 7)
     one = call("one", 7, seed=1)
     pool.remember(one, slot)
-    one.entered("b", 7, "one.0.0")
+    one.begin_run("b", 7, "one.0.0")
     one.append_chunk(TokenChunk([1, 2], [-0.5, -0.5]))
-    one.end_run()
+    one.leave_engine()
     one.redirect("a", leaving="b")
     assert await asks(pool, one) is slot
     (demand,) = coordinator.heard(Demand)

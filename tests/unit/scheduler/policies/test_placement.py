@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.policies.cached import EngineLoad, choose
 from scheduler.policies.open_engines import Engines
 from scheduler.policies.placement import Choice
-from scheduler.policies.routing import EngineLoad, choose
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived

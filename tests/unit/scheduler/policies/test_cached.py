@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policies.routing import CALL_TOKENS, EngineLoad, choose
+from scheduler.policies.cached import CALL_TOKENS, EngineLoad, choose
 
 
 def test_among_equals_the_first_by_name() -> None:

@@ -1,7 +1,7 @@
 """Routes a call to the engine that has its prefix cached, if that outweighs the load there, else to the least loaded one.
 
-A process chooses by it that has no table of its coordinator's, or whose control program has stopped; otherwise that program does
-(`placement.py`).
+A process uses it when it has no table from its coordinator, or when its control program has stopped; otherwise that program
+chooses (`placement.py`).
 
 One more running call slows an engine's others about as much as the prefill of `CALL_TOKENS` tokens does; so a long conversation
 stays where it is, a short one goes where there is room, and neither piles up. (Cache-aware routers, SGLang's among them, switch
