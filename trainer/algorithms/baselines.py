@@ -1,6 +1,6 @@
 """Advantages from rewards: what an episode's reward is compared with.
 
-Each function takes the rewards of groups, and the algorithm's state, which only those of this module that name it use; it returns
+Each function takes the rewards of groups, and the algorithm's state, which some ignore, and returns
 a tensor of advantages for each group, shape (episodes,), float64.
 Invariants: equal rewards (`headgate.rewards`) give exactly 0; finite rewards, however small or large, give no NaN.
 Pure tensor math.

@@ -137,8 +137,8 @@ class TrainingLoop:
         check_teacher(self.settings, self.trainer.vision_inputs is not None)
         check_dropped(self.settings, self.trainer.algorithm, status["drop_equal"])
         check_length(self.settings, status["max_model_len"])
-        replay = self.trainer.policy.replay
-        check_routers(None if replay is None else replay.shape, status.get("routers"))
+        router_replay = self.trainer.policy.replay
+        check_routers(None if router_replay is None else router_replay.shape, status.get("routers"))
         if warning := warn_uncorrected(self.settings, status.get("quantization")):
             self.metrics.notify(warning)
         self.publication.begun = status["version"]
