@@ -50,13 +50,16 @@ def attend_by_rows(
     All have shape (1, heads, tokens, size), as the result; `key` and `value` may have fewer heads (grouped queries).
     """
     if not query.is_cuda:
-        starts = rows.starts.tolist()
-        parts = [
-            _row(*(x[:, :, a:b] for x in (query, key, value)), scale, window) for a, b in pairwise(starts)
-        ]
+        parts = []
+        for a, b in pairwise(rows.starts.tolist()):
+            q, k, v = (x[:, :, a:b] for x in (query, key, value))
+            parts.append(_row(q, k, v, scale, window))
         return torch.cat(parts, 2)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     found = varlen_attn(
-        *(x[0].transpose(0, 1) for x in (query, key, value)),
+        q,
+        k,
+        v,
         rows.starts,
         rows.starts,
         rows.longest,
