@@ -55,9 +55,9 @@ class ModelSettings(Section):
     k-th."""
     activation_offload: bool = False
     """Keep the inputs of those layers in the host's memory until the backward pass; needs `activation_checkpointing`."""
-    compile: bool = False
-    """Compile the layers (torch.compile): minutes at the first step, then fewer and larger kernels. Refused with
-    `attention = "rows"`, `router_replay`, `[parallel] tensor`, and for layers that have a state."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the layers (torch.compile): minutes at the first step, then fewer and larger kernels. `auto`: on GPUs, except with
+    what `true` refuses: `attention = "rows"`, `router_replay`, `[parallel] tensor` or `expert`, and layers that have a state."""
     lora: LoraSettings | None = None
     """Adapters to be trained instead of all weights; without the table, none."""
     router_replay: bool = False

@@ -141,9 +141,9 @@ def _empty(
         experts,
         wanted.attention_kernel,
     )
-    if wanted.compile:
-        compiled.check(wanted, ranks.tensor, ranks.expert, has_states=bool(recurrent.layers_of(model)))
-    if wanted.compile and compiling:
+    has_states = bool(recurrent.layers_of(model))
+    graphs = compiled.is_wanted(wanted, ranks.device, ranks.tensor, ranks.expert, has_states=has_states)
+    if graphs and compiling:
         compiled.compile_layers(policy.layers)
     keep = activations.on_host if wanted.activation_offload else nullcontext
     contexts = noop_context_fn if replay is None else replay.contexts
