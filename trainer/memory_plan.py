@@ -18,10 +18,11 @@ MASTER = 4
 """Bytes of a trained weight, of its gradient and of each of its moments in float32."""
 _OWN = 1.5 * GIB
 """Bytes of the device's libraries and queues (CUDA's context, NCCL). Assumed."""
-_LOST, _LOST_WITH_ADAPTERS = 0.15, 0.035
+_LOST, _LOST_WITH_ADAPTERS, _LOST_WITH_HOST_GRADIENTS = 0.15, 0.035, 0.39
 """The share that the allocator reserves in addition to tensors: what is lost between them. With all weights trained, gathered
-layers and sums of gradients of many sizes are made and freed between tensors that stay. Measured with the recipes on a null GPU,
-whose allocator is real and whose kernels do nothing (docs/topics/trainer.md)."""
+layers and sums of gradients of many sizes are made and freed between tensors that stay, and
+so are gradients that leave. Measured with the recipes on a null GPU, whose allocator is real and whose kernels do nothing
+(docs/topics/trainer.md), the last with Qwen3-8B alone."""
 _EXCHANGED = 3
 """Copies of hidden states that ranks exchange in a layer: sent, received, and returned. Routes are assumed to be even."""
 _FEWEST_TOKENS, _MOST_RANKS = 2048, 1024
@@ -108,16 +109,17 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
     wide, shards = width(settings), ranks // settings.parallel.replicate
     parameters, offload = shapes.weights, settings.optimizer.offload == "host"
     kept_moments = _moments(parameters.trained, shapes.matrices, settings)
+    on_host = MASTER * parameters.trained // shards if settings.optimizer.offload_gradients else 0
     static = {
         "weights": (MASTER * parameters.trained + wide * parameters.frozen) // shards,
-        "gradients": MASTER * parameters.trained // shards,
+        "gradients": MASTER * parameters.trained // shards - on_host,
         "moments": 0 if offload else kept_moments // shards,
         "reference model": wide * parameters.all // shards if reference else 0,
     }
     moments = {
         "head": {"activations kept": shapes.kept, "output head": shapes.head},
         "layers": {"activations kept": shapes.kept, "one layer's pass": shapes.layers},
-        "step": {"moments at hand": 2 * _moment(settings) * shapes.largest // shards if offload else 0},
+        "step": _at_hand(shapes.largest, settings, shards),
     }
     if ranks > 1 or settings.model.dtype != "float32":
         _add_gathered(moments, shapes, wide, shards, settings.parallel.expert)
@@ -126,14 +128,23 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     host = {
         "moments": kept_moments // shards if offload else 0,
+        "gradients": on_host,
         "inputs of layers": shapes.kept_on_host,
         "weights to publish": wide * parameters.all,
         "copy for checkpoints": (MASTER * parameters.trained + kept_moments) // shards,
     }
     if settings.gateway.nodes and settings.gateway.offload in ("auto", "host"):
         host["what leaves while nodes are lent"] = sum(static.values())
-    lost = _LOST if settings.model.lora is None else _LOST_WITH_ADAPTERS
+    lost = _LOST_WITH_HOST_GRADIENTS if settings.optimizer.offload_gradients else _LOST
+    lost = lost if settings.model.lora is None else _LOST_WITH_ADAPTERS
     return Prediction(static | moments[moment], host, moment, lost)
+
+
+def _at_hand(largest: int, settings: Settings, shards: int) -> dict[str, int]:
+    """Return what the step of a weight of `largest` numbers has on the device of what else is in the host's memory."""
+    moments = 2 * _moment(settings) if settings.optimizer.offload == "host" else 0
+    gradient = MASTER if settings.optimizer.offload_gradients else 0
+    return {"moments at hand": moments * largest // shards, "gradient at hand": gradient * largest // shards}
 
 
 def checkpoint_bytes(trained: int, matrices: int, settings: TrainingSettings) -> int:
@@ -222,6 +233,9 @@ def _changes(settings: Settings) -> Iterator[tuple[str, dict[str, dict[str, obje
         yield '[optimizer] moments = "bfloat16"', {"optimizer": {"moments": "bfloat16"}}, 1
     if settings.optimizer.offload == "none":
         yield '[optimizer] offload = "host"', {"optimizer": {"offload": "host"}}, 1
+    if not settings.optimizer.offload_gradients:
+        host: dict[str, object] = {"offload": "host", "offload_gradients": True}
+        yield "[optimizer] offload_gradients = true", {"optimizer": host}, 1
     tokens = settings.batch.tokens // 2
     while tokens >= _FEWEST_TOKENS:
         yield f"[batch] tokens = {tokens} (if no episode is longer)", {"batch": {"tokens": tokens}}, 1

@@ -29,7 +29,7 @@ from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer, even, lay_out
 from trainer.data.routes import RouteSupport
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.model import compiled, device, expert_parallel, optim, parallel, probe
+from trainer.model import compiled, device, expert_parallel, optim, probe
 from trainer.model.parallel import Ranks
 from trainer.rank_rpc import on_all_ranks
 from trainer.rank_state import RankState
@@ -235,7 +235,7 @@ class RankTrainer(RankState):
         return len(order), norm
 
     def _divide_and_clip(self, minibatch: Minibatch) -> float:
-        return parallel.divide_and_clip(self.model, minibatch.normalizer, self.settings.optimizer.grad_clip)
+        return self.optimizer.divide_and_clip(minibatch.normalizer, self.settings.optimizer.grad_clip)
 
     @on_all_ranks
     def rehearse(self, batch: Batch) -> tuple[float, float]:

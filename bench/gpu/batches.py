@@ -37,7 +37,7 @@ def settings_of(model: Path, folder: Path, device: str, /, **tables: dict[str, A
     values: dict[str, dict[str, Any]] = {
         "run": {"dir": folder, "steps": 9, "device": device, "threads": 1},
         "gateway": {"url": "http://127.0.0.1:9"},
-        "model": {"path": model},
+        "model": {"path": model, "compile": False},
         "optimizer": {"lr": 1e-2, "eps": 1.0},
         "batch": {"tokens": 512},
     }

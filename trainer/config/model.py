@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from headgate.configuration import Section
 
 Dtype = Literal["float32", "bfloat16"]
+Kernel = Literal["auto", "flex", "varlen", "blocks"]
 
 
 class LoraSettings(Section):
@@ -42,6 +43,10 @@ class ModelSettings(Section):
     attention: Literal["spans", "rows"] = "spans"
     """`spans`: rows are packed without padding, and a shared prefix is computed once. `rows`: every row is computed separately,
     by the model's own attention; slower, for architectures that the start refuses with `spans`."""
+    attention_kernel: Kernel = "auto"
+    """What computes `spans`. `auto`: on a GPU `varlen`, and `flex` where rows share a prefix or `varlen` lacks something; else
+    `blocks`. `flex`: FlexAttention, on GPUs. `varlen`: FlashAttention, for bfloat16 on GPUs, without soft caps and sinks; no
+    prefix is then shared. `blocks`: products of blocks in PyTorch, slow, on any device."""
     max_model_len: int | None = Field(None, ge=16)
     """The longest row that engines accept, in tokens: `max_model_len` of `[models.NAME]` in the gateway's file. Needed for models
     whose positions depend on it (LongRoPE, dynamic NTK); compared with the gateway's at the start."""
@@ -50,9 +55,9 @@ class ModelSettings(Section):
     k-th."""
     activation_offload: bool = False
     """Keep the inputs of those layers in the host's memory until the backward pass; needs `activation_checkpointing`."""
-    compile: bool = False
-    """Compile the layers (torch.compile): minutes at the first step, then fewer and larger kernels. Refused with
-    `attention = "rows"`, `router_replay`, `[parallel] tensor`, and for layers that have a state."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the layers (torch.compile): minutes at the first step, then fewer and larger kernels. `auto`: on GPUs, except with
+    what `true` refuses: `attention = "rows"`, `router_replay`, `[parallel] tensor` or `expert`, and layers that have a state."""
     lora: LoraSettings | None = None
     """Adapters to be trained instead of all weights; without the table, none."""
     router_replay: bool = False
@@ -75,6 +80,8 @@ class ModelSettings(Section):
             raise ValueError(
                 "`activation_offload` moves what checkpointed layers keep: set `activation_checkpointing` to 1 too"
             )
+        if self.attention_kernel != "auto" and self.attention == "rows":
+            raise ValueError('`attention_kernel` is for `attention = "spans"`: rows use the model\'s own')
         if self.lora is not None and self.vision == "trained":
             raise ValueError(
                 '`vision = "trained"` trains no adapters: `[model.lora]` leaves the vision tower frozen'

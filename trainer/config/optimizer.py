@@ -36,11 +36,18 @@ class OptimizerSettings(Section):
     offload: Literal["none", "host"] = "none"
     """`host`: moments stay in the host's memory and are copied to the device for the step of their weight, one weight at a
     time."""
+    offload_gradients: bool = False
+    """Keep the sums of gradients in the host's memory too; needs `offload = "host"`. Each micro-batch copies all gradients there
+    and, from the second on, back to be added to."""
     grad_clip: float = Field(1.0, gt=0)
     """The largest norm of the whole gradient; `inf` clips nothing."""
 
     @model_validator(mode="after")
-    def _moments_are_adamws(self) -> Self:
+    def _agree(self) -> Self:
+        if self.offload_gradients and self.offload != "host":
+            raise ValueError(
+                '`offload_gradients` is for moments in the host\'s memory: set `offload = "host"` too'
+            )
         if self.moments == "bfloat16" and self.type == "muon":
             raise ValueError(
                 '`moments = "bfloat16"` is for `type = "adamw"`: Muon keeps its moments in float32'

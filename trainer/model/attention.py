@@ -1,13 +1,15 @@
 """Attention over a forest of token spans: one function that any Hugging Face decoder calls instead of its own.
 
 `trainer.model.forest` knows which token sees which. Windows, soft caps and sinks are honored as the layer or the model's mask
-gives them; what else a mask may hold raises NotBySpans. `attend` chooses the way: FlexAttention where it is compiled (GPUs, but
-for few tokens in float32), else `trainer.model.block_attention`. Owns the entry `NAME` of transformers' two registries.
+gives them; what else a mask may hold raises NotBySpans. `attend` computes by one of `KERNELS`: by default on a GPU,
+FlashAttention where the rows of a micro-batch share no prefix (`trainer.model.varlen`), and FlexAttention where they do; for few
+tokens in float32, and on the CPU, `trainer.model.block_attention`. Owns the entry `NAME` of transformers' two registries.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, cast
@@ -17,8 +19,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from trainer.config.model import Kernel
 from trainer.errors import ConfigError
-from trainer.model import recurrent
+from trainer.model import recurrent, varlen
 from trainer.model.block_attention import attend_by_blocks
 from trainer.model.forest import Forest
 
@@ -57,12 +60,13 @@ class Holder:
     An attribute, and not a context variable, for layers are run again by autograd's own threads.
     """
 
-    def __init__(self, exchange: Exchange | None = None) -> None:
+    def __init__(self, exchange: Exchange | None = None, kernel: Kernel = "auto") -> None:
         self.forest: Forest | None = None
         self.exchange = exchange
+        self.kernel = kernel
 
 
-def install(model: Any, exchange: Exchange | None = None) -> Holder:
+def install(model: Any, exchange: Exchange | None = None, kernel: Kernel = "auto") -> Holder:
     """Make a model attend by spans. A forward pass needs a forest in the holder, `attention_mask=None` and one row.
 
     With an exchange, a pass receives only this rank's run of the tokens. A pass raises NotBySpans if the model requires more.
@@ -70,7 +74,7 @@ def install(model: Any, exchange: Exchange | None = None) -> Holder:
     # Compiled layers call it between their graphs: it depends on a forest's values, and compiles its own kernel.
     AttentionInterface.register(NAME, torch.compiler.disable(_attention))
     AttentionMaskInterface.register(NAME, _window_mask)
-    holder = Holder(exchange)
+    holder = Holder(exchange, kernel)
     for module in model.modules():
         module.spans = holder
         if getattr(module, "indexer", None) is not None:
@@ -150,7 +154,8 @@ def _attention(
             s_aux = s_aux.chunk(exchange.size)[exchange.rank]
         key, value = (_for_each_rank(x, exchange.size) for x in (key, value))
         query, key, value = (exchange.to_heads(x) for x in (query, key, value))
-    found = attend(forest, query, key, value, Scoring(scaling, sliding_window, softcap, s_aux))
+    scoring = Scoring(scaling, sliding_window, softcap, s_aux)
+    found = attend(forest, query, key, value, scoring, module.spans.kernel)
     if exchange is not None:
         found = exchange.to_tokens(found)
     return found.transpose(1, 2).contiguous(), None
@@ -176,13 +181,39 @@ class Scoring:
     """(heads,): scores to which nothing belongs."""
 
 
-def attend(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+def attend(
+    forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, kernel: Kernel = "auto"
+) -> Tensor:
     """Return the attention of every token to those that it sees, shape (1, heads, tokens, size).
 
     `key` and `value` may have fewer heads (grouped queries). Memory grows with tokens, and not with pairs of tokens.
+    Raise NotBySpans if `kernel` cannot compute it.
     """
-    compiled = query.is_cuda and (query.dtype != torch.float32 or len(forest) > _FEW)
-    return (by_flex if compiled else by_blocks)(forest, query, key, value, scoring)
+    is_small = query.is_cuda and query.dtype == torch.float32 and len(forest) <= _FEW
+    if is_small or (kernel == "auto" and not query.is_cuda):
+        kernel = "blocks"
+    if kernel == "auto":
+        kernel = "flex" if _not_by_rows(forest, query, value, scoring) else "varlen"
+    return KERNELS[kernel](forest, query, key, value, scoring)
+
+
+def _not_by_rows(forest: Forest, query: Tensor, value: Tensor, scoring: Scoring) -> str:
+    """Return what keeps attention from `by_rows`; an empty string if nothing does."""
+    softcap, sinks = scoring.softcap is not None, scoring.sinks is not None
+    if why := varlen.lacks(query, value, softcap=softcap, sinks=sinks):
+        return why
+    return "" if forest.rows is not None else "prefixes that its rows share"
+
+
+def by_rows(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    """Compute `attend` for rows that share no prefix. Raise NotBySpans for what the kernel lacks."""
+    if why := _not_by_rows(forest, query, value, scoring):
+        raise NotBySpans(
+            f"[model] attention_kernel = \"varlen\": this model's attention has {why}, which FlashAttention's kernel does not"
+            ' compute; set attention_kernel = "auto"'
+        )
+    assert forest.rows is not None
+    return varlen.attend_by_rows(forest.rows, query, key, value, scoring.scale, scoring.window)
 
 
 def by_blocks(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
@@ -229,6 +260,10 @@ are more graphs than the 8 at which torch stops."""
 def _compiled(backend: str) -> Any:
     """Compile FlexAttention, which materializes all scores without compilation. Raise if it cannot be compiled whole."""
     return torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
+
+
+KERNELS: Mapping[str, Callable[..., Tensor]] = {"flex": by_flex, "varlen": by_rows, "blocks": by_blocks}
+"""The ways to compute `attend`, as `[model] attention_kernel` names them. To add one: write its file, and add it here."""
 
 
 def _with_sinks(found: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:

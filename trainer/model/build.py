@@ -70,6 +70,10 @@ def trained(
             f"[model] path = {str(wanted.path)!r}: this model accepts images, whose positions have three dimensions, which only"
             ' its own attention supports: set [model] attention = "rows"; every path is then computed separately'
         )
+    if wanted.attention_kernel == "flex" and not ranks.device.startswith("cuda"):
+        raise ConfigError(
+            '[model] attention_kernel = "flex": FlexAttention has no gradient on the CPU; set it to "auto"'
+        )
     stored: pretrained.Dtype = "float32" if wanted.lora is None else wanted.dtype
     mixed = wanted.dtype != "float32"
     separate = mixed or wanted.lora is not None
@@ -127,10 +131,19 @@ def _empty(
         adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
     experts = ranks.divide_experts(model)
     replay = router_replay.RouterReplay(model) if wanted.router_replay else None
-    policy = Policy(model, wanted.attention, ranks.context_exchange, adapters, vision_inputs, replay, experts)
-    if wanted.compile:
-        compiled.check(wanted, ranks.tensor, ranks.expert, has_states=bool(recurrent.layers_of(model)))
-    if wanted.compile and compiling:
+    policy = Policy(
+        model,
+        wanted.attention,
+        ranks.context_exchange,
+        adapters,
+        vision_inputs,
+        replay,
+        experts,
+        wanted.attention_kernel,
+    )
+    has_states = bool(recurrent.layers_of(model))
+    graphs = compiled.is_wanted(wanted, ranks.device, ranks.tensor, ranks.expert, has_states=has_states)
+    if graphs and compiling:
         compiled.compile_layers(policy.layers)
     keep = activations.on_host if wanted.activation_offload else nullcontext
     contexts = noop_context_fn if replay is None else replay.contexts

@@ -20,27 +20,41 @@ from trainer.config.model import ModelSettings
 from trainer.errors import ConfigError
 
 
-def check(settings: ModelSettings, tensor: int, expert: int, *, has_states: bool) -> None:
-    """Raise ConfigError if the layers cannot be compiled. `has_states`: some have a state (`trainer.model.recurrent`)."""
+def is_wanted(settings: ModelSettings, device: str, tensor: int, expert: int, *, has_states: bool) -> bool:
+    """Return whether layers are compiled; by default, on a GPU where they can be.
+
+    `has_states`: some have a state (`trainer.model.recurrent`). Raise ConfigError if they are to be compiled and cannot.
+    """
+    why = _refusal(settings, tensor, expert, has_states=has_states)
+    if settings.compile == "auto":
+        return device.startswith("cuda") and not why
+    if settings.compile is True and why:
+        raise ConfigError(f"[model] compile = true: {why}; set it to false")
+    return settings.compile is True
+
+
+def _refusal(settings: ModelSettings, tensor: int, expert: int, *, has_states: bool) -> str:
+    """Return why layers cannot be compiled; an empty string if they can."""
     if settings.attention != "spans":
-        why = 'attention = "rows" computes each row by the model\'s own attention, which is not compiled'
-    elif settings.router_replay:
-        why = "router_replay = true replaces a call within the routers, which a graph does not see"
-    elif tensor > 1:
-        why = f"[parallel] tensor = {tensor} divides matrices in a way that is not compiled"
-    elif expert > 1:
-        why = f"[parallel] expert = {expert} exchanges numbers of tokens that a graph does not know"
-    elif has_states:
-        why = "layers of this model have a state, and compute a row in pieces, each of another length"
-    else:
-        return
-    raise ConfigError(f"[model] compile = true: {why}; set it to false")
+        return 'attention = "rows" computes each row by the model\'s own attention, which is not compiled'
+    if settings.router_replay:
+        return "router_replay = true replaces a call within the routers, which a graph does not see"
+    if tensor > 1:
+        return f"[parallel] tensor = {tensor} divides matrices in a way that is not compiled"
+    if expert > 1:
+        return f"[parallel] expert = {expert} exchanges numbers of tokens that a graph does not know"
+    if has_states:
+        return "layers of this model have a state, and compute a row in pieces, each of another length"
+    return ""
 
 
 def compile_layers(layers: Sequence[nn.Module], backend: Any = "inductor") -> None:
     """Compile the passes of layers; before they are checkpointed and sharded, which both stay outside of the graphs."""
+    # Inductor otherwise times reductions whose order of sums differs, and a restart may choose another one.
+    exact = backend == "inductor" and torch.are_deterministic_algorithms_enabled()
+    options = {"deterministic": True} if exact else None
     for layer in layers:
-        graph = torch.compile(layer.forward, dynamic=True, backend=backend)
+        graph = torch.compile(layer.forward, dynamic=True, backend=backend, options=options)
         layer.forward = partial(_pass, layer, layer.forward, graph)
 
 

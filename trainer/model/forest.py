@@ -8,8 +8,10 @@ Invariants: tensors have numbers for tokens and for pairs of blocks, never for p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
@@ -27,6 +29,16 @@ class Blocks:
     """True where a query may see a key; false where none does."""
     whole: Tensor
     """True where each query sees each key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that share no prefix, one behind another."""
+
+    starts: Tensor
+    """int32, (rows + 1,): where each begins, and the number of tokens."""
+    longest: int
+    """The tokens of the longest."""
 
 
 class Forest:
@@ -53,6 +65,16 @@ class Forest:
         if self._pieces is None:
             self._pieces = pieces_of(self.positions.cpu().numpy())
         return self._pieces
+
+    @cached_property
+    def rows(self) -> Rows | None:
+        """The rows, if none continues a prefix of another one; None if one does. Its first use waits for the device."""
+        positions = self.positions.cpu()
+        starts, follows = positions == 0, positions[1:] == positions[:-1] + 1
+        if not bool((follows | starts[1:]).all()):
+            return None
+        bounds = F.pad(starts.nonzero()[:, 0], (0, 1), value=len(self))
+        return Rows(bounds.to(self.ends.device, torch.int32), int(bounds.diff().max()))
 
     def blocks(self, window: int | None, size: int) -> Blocks:
         """Return the pairs of blocks of `size` tokens that have anything to see, by the extremes of ends and positions."""

@@ -1,7 +1,8 @@
 """The optimizer of a model, and its learning rate as a function of the step.
 
 AdamW alone is one `torch.optim.Optimizer` (with moments in bfloat16: `rounded_adamw`); with Muon there are two, which `Optimizer`
-steps as one. Offloaded, each weight has one of its own, so that the moments of one weight at a time are on the device.
+steps as one. Offloaded, each weight has one of its own, so that the moments of one weight at a time are on the device, and
+its gradient, if gradients are offloaded too (`host_gradients`).
 Invariants: settings of today act, whatever the state was made with, for the state holds moments alone; a step is the same bit by
 bit with and without offload.
 """
@@ -10,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.config.optimizer import OptimizerSettings
-from trainer.model import rounded_adamw
+from trainer.model import parallel, rounded_adamw
+from trainer.model.host_gradients import HostGradients
 from trainer.model.rounded_adamw import RoundedAdamW
 
 Moments = dict[str, dict[str, Tensor]]
@@ -28,22 +30,36 @@ class Optimizer:
     """One step over all the weights of a model."""
 
     def __init__(
-        self, model: nn.Module, parts: Iterable[torch.optim.Optimizer], *, offload: bool = False
+        self,
+        model: nn.Module,
+        parts: Iterable[torch.optim.Optimizer],
+        *,
+        offload: bool = False,
+        gradients: HostGradients | None = None,
     ) -> None:
-        """`offload`: moments are in the host's memory between the steps of `parts`."""
+        """`offload`: moments are in the host's memory between the steps of `parts`; `gradients`: so are these."""
         self.parts = tuple(parts)
         self._model = model
         self._offload = offload
+        self._gradients = gradients
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The options, with the weights that they are for."""
         return [group for part in self.parts for group in part.param_groups]
 
+    def divide_and_clip(self, divisor: float, largest: float) -> float:
+        """Divide the gradients, cut their norm to `largest`, and return the norm before the cut. Collective."""
+        if self._gradients is None:
+            return parallel.divide_and_clip(self._model, divisor, largest)
+        return self._gradients.divide_and_clip(divisor, largest)
+
     def step(self) -> None:
         """Change the weights by their gradients."""
         for part in self.parts:
-            with self._at_hand(part):
+            weights = [weight for group in part.param_groups for weight in group["params"]]
+            gradients = nullcontext() if self._gradients is None else self._gradients.at_hand(weights)
+            with gradients, self._at_hand(part):
                 part.step()
 
     @contextmanager
@@ -62,6 +78,8 @@ class Optimizer:
         """Discard the gradients."""
         for part in self.parts:
             part.zero_grad()
+        if self._gradients is not None:
+            self._gradients.clear()
 
     def moments(self) -> Moments:
         """Return the state of the optimizer by parameter; empty before the first step."""
@@ -124,7 +142,8 @@ def create(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
     numbers = {weight: number for number, weight in enumerate(outer)}
     parts = [_muon(some, settings) for some in _cut(inner, settings)]
     parts += [_adamw([(numbers[each], each) for each in some], settings) for some in _cut(outer, settings)]
-    return Optimizer(model, parts, offload=settings.offload == "host")
+    gradients = HostGradients(weights) if settings.offload_gradients else None
+    return Optimizer(model, parts, offload=settings.offload == "host", gradients=gradients)
 
 
 def _cut(weights: list[nn.Parameter], settings: OptimizerSettings) -> list[list[nn.Parameter]]:

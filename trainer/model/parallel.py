@@ -390,7 +390,7 @@ def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
     for parameter in parameters:
         assert parameter.grad is not None
         parameter.grad /= divisor
-    parts = _by_mesh(parameters)
+    parts = by_mesh(parameters)
     if len(parts) < 2:
         return float(whole(torch.nn.utils.clip_grad_norm_(parameters, largest)))
     norms = [
@@ -402,7 +402,7 @@ def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
     return float(norm)
 
 
-def _by_mesh(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+def by_mesh(weights: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Return weights by the ranks that have their shards: torch's norm is that of one mesh."""
     found: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for weight in weights:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headgate.routes import ABSENT
+from trainer.config.model import Kernel
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.model import attention, head, recurrent
@@ -69,9 +70,11 @@ class Policy(nn.Module):
         vision_inputs: VisionInputs | None = None,
         replay: RouterReplay | None = None,
         experts: Experts | None = None,
+        kernel: Kernel = "auto",
     ) -> None:
         """`exchange`: the ranks that share each micro-batch, which requires spans. `vision_inputs`: of a vision model, which
-        requires rows. `replay`: of the model's routers. `experts`: those that ranks share. Raise ConfigError.
+        requires rows. `replay`: of the model's routers. `experts`: those that ranks share. `kernel`: of attention over spans.
+        Raise ConfigError.
         """
         super().__init__()
         self.adapters = adapters
@@ -87,12 +90,13 @@ class Policy(nn.Module):
         self._exchange = exchange
         if exchange is not None:
             self._check_exchange(exchange)
-        self._holder = attention.install(model, exchange) if attention_kind == "spans" else None
+        self._kernel: Kernel = kernel
+        self._holder = attention.install(model, exchange, kernel) if attention_kind == "spans" else None
 
     @property
     def shares_prefixes(self) -> bool:
         """True if it can compute a common prefix of rows once."""
-        return self.attention_kind == "spans"
+        return self._holder is not None and self._kernel != "varlen"
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -204,7 +208,7 @@ class Policy(nn.Module):
 
     def _hidden(self, micro: MicroBatch) -> Tensor:
         """Return the last hidden state of every token, shape (tokens, width)."""
-        if self.shares_prefixes:
+        if self._holder is not None:
             with self._replaying(micro, 0, len(micro)):
                 return self._decode(micro.ids, micro.positions)
         starts = [*(micro.positions == 0).nonzero()[:, 0].tolist(), len(micro)]
@@ -240,12 +244,12 @@ class Policy(nn.Module):
     @torch.no_grad()
     def plain(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Return log-probabilities of each row's tokens but the first, shape (length - 1,), by the model's own forward pass."""
-        if self.shares_prefixes:
+        if self._holder is not None:
             self.model.set_attn_implementation(self._own)
         try:
             return [self._plain(row.to(self.device)) for row in rows]
         finally:
-            if self.shares_prefixes:
+            if self._holder is not None:
                 self.model.set_attn_implementation(attention.NAME)
 
     def _plain(self, ids: Tensor) -> Tensor:

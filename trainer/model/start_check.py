@@ -68,14 +68,14 @@ def check(policy: Policy, max_model_len: int | None = None) -> None:
     """
     config = rope.pinned(policy.model.config, max_model_len)
     why = difference(policy, _SHORT)
-    late = small_copy.lengths(config)
+    late, by_spans = small_copy.lengths(config), policy.attention_kind == "spans"
     # Of new weights a state has no effect that shows: whether it is continued, a copy's large ones show.
-    if why is None and not late and not (policy.shares_prefixes and recurrent.layers_of(policy.model)):
+    if why is None and not late and not (by_spans and recurrent.layers_of(policy.model)):
         return
     try:
         copy = SmallCopy.of(type(policy.model), config)
         found = copy.difference(policy.attention_kind)
-        works = found is not None and policy.shares_prefixes and copy.difference("rows") is None
+        works = found is not None and by_spans and copy.difference("rows") is None
     except _ERRORS as error:
         _check_real(policy, why, max((value for _, value in late), default=0), error)
         return

@@ -32,6 +32,7 @@ CHECKS = (
     Check("publication", "trainer", 90.0, "publication"),
     Check("transfer", "trainer", 90.0, "transfer"),
     Check("ranks", "trainer", 120.0, "ranks"),
+    Check("compiled", "trainer", 600.0, "compiled"),
     Check("update", "engine", 900.0, "update"),
     Check("sleep", "engine", 600.0, "sleep"),
     Check("training", "engine", 900.0, "training"),

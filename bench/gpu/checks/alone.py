@@ -25,10 +25,10 @@ WARM_UP, STEPS = 2, 3
 _PROMPT, _KERNELS = 1, 10
 
 
-def measure(place: Place) -> Figures:
-    """Return the figures of `bench.gpu.figures.alone`, and the ten kernels with the most time in one step."""
+def measure(place: Place, **more: Any) -> Figures:
+    """Return `bench.gpu.figures.alone`, and the ten kernels with the most time in one step. `more`: of `[model]`."""
     workload = place.workload
-    trainer = RankTrainer.open(settings_of(workload, place.model(), place.folder, place.device))
+    trainer = RankTrainer.open(settings_of(workload, place.model(), place.folder, place.device, **more))
     groups = groups_of(rollouts_of(workload))
     records = [timed(trainer, groups) for _ in range(WARM_UP + STEPS)][WARM_UP:]
     found = figures.alone(workload.config, records, workload.row, figures.peak_of(place.gpu))
@@ -39,11 +39,12 @@ def measure(place: Place) -> Figures:
 
 
 def settings_of(workload: Workload, model: Path, folder: Path, device: str, **more: Any) -> Settings:
-    """Return the recipe's way: all weights, every activation computed again, a row in each micro-batch."""
+    """Return the recipe's way: all weights, every activation computed again, a row in each micro-batch; layers not compiled."""
+    chosen = {"path": model, "dtype": workload.dtype, "activation_checkpointing": 1, "compile": False, **more}
     return Settings.parse({
         "run": {"dir": folder, "steps": 1_000_000, "device": device, "threads": THREADS[device]},
         "gateway": {"url": "http://127.0.0.1:9"},
-        "model": {"path": model, "dtype": workload.dtype, "activation_checkpointing": 1, **more},
+        "model": chosen,
         "optimizer": {"lr": 1e-6},
         "batch": {"tokens": workload.row},
     })  # fmt: skip

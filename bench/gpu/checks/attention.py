@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -29,9 +30,13 @@ SCORINGS = {
 _PARTS = ("output", "query", "key", "value")
 
 
-def forest(device: str) -> Forest:
-    """Return two groups of episodes that branch: spans with long prefixes, and tokens that do not see one another."""
-    micro = lay_out(rows_of([(episode, {}) for group in branching() for episode in group.episodes]).rows)
+def forest(device: str, *, shared: bool) -> Forest:
+    """Return two groups of episodes that branch: spans with long prefixes, and tokens that do not see one another.
+
+    Or, not `shared`, their rows one by one, which another kernel computes.
+    """
+    rows = rows_of([(episode, {}) for group in branching() for episode in group.episodes]).rows
+    micro = lay_out(rows, share_prefixes=shared)
     return Forest(micro.positions.to(device), micro.ends.to(device))
 
 
@@ -42,24 +47,25 @@ def measure(place: Place) -> Figures:
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         began = time.perf_counter()
-        for scoring, given in SCORINGS.items():
-            part, share = largest_error(place.device, dtype, given)
-            worst = max(worst, (f"{name} {scoring} {part}", share), key=lambda found: found[1])
+        for (scoring, given), shared in product(SCORINGS.items(), (True, False)):
+            part, share = largest_error(place.device, dtype, given, shared=shared)
+            case = f"{name} {scoring} {part}{'' if shared else ', rows apart'}"
+            worst = max(worst, (case, share), key=lambda found: found[1])
         figures[f"{name}_s"] = round(time.perf_counter() - began, 2)
     figures |= {"worst": worst[0], "share_of_bound": worst[1]}
     return require(worst[1] < 1.0, f"attention is wrong: {worst[0]}", figures)
 
 
-def largest_error(device: str, dtype: torch.dtype, scoring: Scoring) -> tuple[str, float]:
+def largest_error(device: str, dtype: torch.dtype, scoring: Scoring, *, shared: bool) -> tuple[str, float]:
     """Return the part with the largest error, and the error as a share of the bound."""
     torch.manual_seed(1)
-    reference = forest("cpu").positions
+    reference = forest("cpu", shared=shared).positions
     made = [torch.randn(1, heads, len(reference), 64, dtype=torch.float64) for heads in (4, 2, 2)]
     cotangent = torch.randn(1, 4, len(reference), 64, dtype=torch.float64)
     exact = [x.to(dtype).double().requires_grad_() for x in made]
     expected = _both_ways(partial(all_scores, reference, scoring=scoring), exact, cotangent)
     given = [x.to(device, dtype).requires_grad_() for x in made]
-    found = _both_ways(partial(attend, forest(device), scoring=scoring), given, cotangent)
+    found = _both_ways(partial(attend, forest(device, shared=shared), scoring=scoring), given, cotangent)
     again = [x.detach().requires_grad_() for x in given]
     plain = _both_ways(partial(all_scores, reference, scoring=scoring), again, cotangent)
     shares = {

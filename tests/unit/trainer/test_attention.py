@@ -14,10 +14,11 @@ from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
 
 from bench.gpu.all_scores import all_scores, seen
+from trainer.config.model import Kernel
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.model import attention, block_attention
-from trainer.model.attention import Scoring
+from trainer.model.attention import KERNELS, NotBySpans, Scoring
 from trainer.model.block_attention import BLOCK
 from trainer.model.forest import FLEX_BLOCK, Forest
 from trainer.model.shapes import Live
@@ -106,22 +107,85 @@ def test_what_a_gpu_compiles_is_one_graph_with_gradients(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def several_rows() -> Forest:
+    """Rows without a prefix in common, of which one has a single token."""
+    micro = lay_out([row_of_tokens(range(i, i + n)) for i, n in enumerate((70, 1, 130, 200))])
+    return Forest(micro.positions, micro.ends)
+
+
+@pytest.mark.parametrize("name", ["plain", "window", "window of one"])
+def test_attention_of_rows_that_share_nothing_is_that_of_all_scores(name: str) -> None:
+    forest, scoring = several_rows(), SCORINGS[name]
+    given = inputs_of(forest)[:2]
+    given.append(torch.randn_like(given[1]).requires_grad_())
+    ours = attention.attend(forest, *given, scoring=scoring, kernel="varlen")
+    theirs = all_scores(forest.positions, *given, scoring=scoring)
+    cotangent = torch.randn_like(ours)
+    for found, expected in zip(
+        (ours, *torch.autograd.grad(ours, given, cotangent)),
+        (theirs, *torch.autograd.grad(theirs, given, cotangent)),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_rows_are_known_by_what_no_other_row_continues() -> None:
+    forest = several_rows()
+    assert forest.rows is not None
+    assert (forest.rows.starts.tolist(), forest.rows.longest) == ([0, 70, 71, 201, 401], 200)
+    assert random_forest(0).rows is None
+    # A row that continues all of the row before it is one with it.
+    micro = lay_out([row_of_tokens(range(5)), row_of_tokens(range(9))])
+    longer = Forest(micro.positions, micro.ends).rows
+    assert longer is not None and longer.starts.tolist() == [0, 9]
+
+
 @pytest.mark.parametrize(
-    ("is_cuda", "dtype", "tokens", "way"),
+    ("forest", "scoring", "size", "why"),
     [
-        (False, torch.bfloat16, 9000, "by_blocks"),
-        (True, torch.bfloat16, 1, "by_flex"),
-        (True, torch.float32, 1, "by_blocks"),
-        (True, torch.float32, 9000, "by_flex"),
+        (random_forest(0), Scoring(), 16, "prefixes that its rows share"),
+        (several_rows(), Scoring(softcap=1.0), 16, "soft cap"),
+        (several_rows(), Scoring(sinks=torch.zeros(4)), 16, "sinks"),
+        (several_rows(), Scoring(), 24, "values of another size"),
     ],
 )
-def test_a_gpu_attends_by_flex_attention_but_for_few_tokens_in_float32(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, dtype: torch.dtype, tokens: int, way: str
+def test_what_flash_attention_lacks_is_refused_by_name(
+    forest: Forest, scoring: Scoring, size: int, why: str
 ) -> None:
-    for name in ("by_flex", "by_blocks"):
-        monkeypatch.setattr(attention, name, lambda *_, name=name: name)
-    query: Any = SimpleNamespace(is_cuda=is_cuda, dtype=dtype)
-    assert attention.attend(one_row(tokens), query, query, query, Scoring()) == way
+    query, key = (torch.zeros(1, heads, len(forest), 16) for heads in (4, 2))
+    with pytest.raises(NotBySpans, match=rf'attention_kernel = "varlen": .*{why}.*"auto"'):
+        attention.attend(forest, query, key, key.new_zeros(*key.shape[:3], size), scoring, "varlen")
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "dtype", "tokens", "kernel", "way"),
+    [
+        (False, torch.bfloat16, 9000, "auto", "blocks"),
+        (True, torch.float32, 1, "auto", "blocks"),
+        (True, torch.float32, 1, "flex", "blocks"),
+        (True, torch.float32, 1, "varlen", "blocks"),
+        (True, torch.float32, 9000, "auto", "flex"),
+        (True, torch.bfloat16, 1, "auto", "varlen"),
+        (True, torch.bfloat16, 1, "flex", "flex"),
+        (True, torch.bfloat16, 1, "blocks", "blocks"),
+        (True, torch.bfloat16, None, "auto", "flex"),
+    ],
+)
+def test_a_gpu_attends_by_flash_attention_where_no_prefix_is_shared_and_else_by_flex_attention(
+    monkeypatch: pytest.MonkeyPatch,
+    is_cuda: bool,
+    dtype: torch.dtype,
+    tokens: int | None,
+    kernel: Kernel,
+    way: str,
+) -> None:
+    """Without `tokens`: rows that share a prefix."""
+    monkeypatch.setattr(attention, "KERNELS", {name: lambda *_, name=name: name for name in KERNELS})
+    forest = random_forest(0) if tokens is None else one_row(tokens)
+    query: Any = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(1, 4, len(forest), 64))
+    for scoring, expected in ((Scoring(), way), (Scoring(softcap=1.0), "flex" if way == "varlen" else way)):
+        found: Any = attention.attend(forest, query, query, query, scoring, kernel)
+        assert found == expected
 
 
 @pytest.mark.parametrize("window", [None, 1, 50, 200])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,17 +75,26 @@ def test_compiled_layers_compute_the_same_and_no_size_of_a_batch_is_compiled_aga
 
 
 @pytest.mark.parametrize(
-    ("values", "tensor", "has_states", "why"),
+    ("values", "tensor", "expert", "has_states", "why"),
     [
-        ({"attention": "rows"}, 1, False, "attention"),
-        ({"router_replay": True}, 1, False, "router_replay"),
-        ({}, 2, False, "tensor = 2"),
-        ({}, 1, True, "have a state"),
+        ({"attention": "rows"}, 1, 1, False, "attention"),
+        ({"router_replay": True}, 1, 1, False, "router_replay"),
+        ({}, 2, 1, False, "tensor = 2"),
+        ({}, 1, 2, False, "expert = 2"),
+        ({}, 1, 1, True, "have a state"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_by_name(
-    values: dict[str, Any], tensor: int, has_states: bool, why: str
+    values: dict[str, Any], tensor: int, expert: int, has_states: bool, why: str
 ) -> None:
     settings = ModelSettings.model_validate({"path": "m", "compile": True, **values})
     with pytest.raises(ConfigError, match=rf"\[model\] compile = true: .*{why}.*set it to false"):
-        compiled.check(settings, tensor, 1, has_states=has_states)
+        compiled.is_wanted(settings, "cpu", tensor, expert, has_states=has_states)
+    default = settings.model_copy(update={"compile": "auto"})
+    assert not compiled.is_wanted(default, "cuda:0", tensor, expert, has_states=has_states)
+
+
+def test_layers_are_compiled_by_default_on_gpus_alone() -> None:
+    settings = ModelSettings(path=Path("m"))
+    found = [compiled.is_wanted(settings, device, 1, 1, has_states=False) for device in ("cuda:0", "cpu")]
+    assert found == [True, False]

@@ -180,8 +180,11 @@ def test_offloaded_moments_are_the_hosts_but_those_of_one_tensor(tmp_path: Path)
     found = predict(slim, settings_of(tmp_path, optimizer={"offload": "host"}), 1, reference=False)
     assert (found.moment, found.total) == ("step", 8000 + 3200)
     assert found.host == {
-        "moments": 8000, "inputs of layers": 300, "weights to publish": 4000, "copy for checkpoints": 12_000,
+        "moments": 8000, "gradients": 0, "inputs of layers": 300, "weights to publish": 4000, "copy for checkpoints": 12_000,
     }  # fmt: skip
+    both = settings_of(tmp_path, optimizer={"offload": "host", "offload_gradients": True})
+    found = predict(slim, both, 1, reference=False)
+    assert (found.moment, found.total, found.host["gradients"]) == ("step", 4000 + 3200 + 1600, 4000)
     shared = predict(SHAPES, settings_of(tmp_path, parallel={"replicate": 2}), 8, reference=False)
     assert shared.host["copy for checkpoints"] == 12_000 // 4, "of this rank's shards"
 
@@ -213,14 +216,15 @@ def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_
 
     settings = settings_of(tmp_path, model={"dtype": "bfloat16"})
     assert advise(predicted, settings, 1, 100 * 2**30) == []
-    found = advise(predicted, settings, 1, 8 * 2**30)
+    found = advise(predicted, settings, 1, 6 * 2**30)
     assert [change.name for change in found] == [
         "[model] activation_checkpointing = 1",
         '[optimizer] moments = "bfloat16"',
         '[optimizer] offload = "host"',
+        "[optimizer] offload_gradients = true",
         "2 ranks",
     ]
-    assert [change.prediction.needed <= 8 * 2**30 for change in found] == [False, False, False, True]
+    assert [change.prediction.needed <= 6 * 2**30 for change in found] == [False, False, False, False, True]
     assert found[-1].ranks == 2 and found[-1].settings.model.activation_checkpointing == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.config.settings import Settings
 from trainer.errors import CheckpointError
+from trainer.model import host_gradients
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
@@ -63,9 +65,11 @@ def test_gap_is_zero_for_tokens_that_the_trainers_own_weights_sampled(settings: 
     assert measured["staleness_mean"] == 0.5
 
 
-@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
-def test_a_resumed_run_has_bit_equal_parameters(settings: Settings, moments: str) -> None:
-    optimizer = settings.optimizer.model_copy(update={"moments": moments})
+@pytest.mark.parametrize(
+    "changed", [{}, {"moments": "bfloat16", "offload": "host", "offload_gradients": True}]
+)
+def test_a_resumed_run_has_bit_equal_parameters(settings: Settings, changed: dict[str, Any]) -> None:
+    optimizer = settings.optimizer.model_copy(update=changed)
     settings = settings.model_copy(update={"optimizer": optimizer})
     straight = RankTrainer.open(settings)
     for _ in range(2):
@@ -82,6 +86,31 @@ def test_a_resumed_run_has_bit_equal_parameters(settings: Settings, moments: str
     for name, value in parameters(straight).items():
         assert torch.equal(value, parameters(resumed)[name]), name
     assert resumed.probe == straight.probe
+
+
+@pytest.mark.parametrize(("dtype", "clip"), [("float32", 1e-3), ("bfloat16", math.inf)])
+def test_gradients_in_the_hosts_memory_make_the_same_steps_to_the_bit(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, clip: float
+) -> None:
+    """Over several micro-batches a step; bf16 reduces gradients by FSDP."""
+    monkeypatch.setattr(host_gradients, "_PIECE", 100)
+    found = []
+    for optimizer in ({}, {"offload": "host", "offload_gradients": True}):
+        tables = {"model": {"dtype": dtype}, "optimizer": {"grad_clip": clip, **optimizer}}
+        settings = offline_settings(tiny_model, tmp_path / "run", batch={"tokens": 16}, **tables)
+        trainer = RankTrainer.open(settings)
+        norms = []
+        for _ in range(2):
+            batch = trainer.begin_batch()
+            trainer.add_groups(batch, batch_of(trainer.version))
+            made = [weight.grad is None for weight in trainer.model.parameters()]
+            assert all(made) if optimizer else not any(made)
+            norms.append(trainer.step(batch)["grad_norm"])
+        found.append((norms, trainer.gather_weights()))
+        trainer.ranks.close()
+    (norms, weights), (same_norms, same_weights) = found
+    assert same_norms == norms
+    assert all(torch.equal(value, same_weights[name]) for name, value in weights.items())
 
 
 def test_a_resumed_run_takes_the_optimizers_settings_of_today(settings: Settings) -> None:
