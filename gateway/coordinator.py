@@ -90,8 +90,9 @@ async def open_coordinator(
             stack, plane, database, ledgers, partial(_engine_version, settings, ledgers, placements)
         )
         await _start_engines(stack, settings, opened, nodes, single)
-        openings = AutoOpen(settings, database, episodes, ledgers)
-        callers = Callers(settings, episodes, Conversations(database), openings)
+        openings = AutoOpen(settings, database, episodes, ledgers, plane.redactor.hash_key)
+        conversations = Conversations(database, plane.redactor.hash_key)
+        callers = Callers(settings, episodes, conversations, openings)
         models = CoordinatorModels(plane.models, opened)
         rollout = RolloutWatch(placements, ledgers, episodes)
         coordinator = Coordinator(
@@ -179,7 +180,9 @@ async def _episodes(
     )
     stack.push_async_callback(grading.close)
     recorders = [model.recorder for model in plane.models]
-    episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub, engine_version)
+    episodes = Episodes(
+        settings, database, ledgers, recorders, grading, plane.hub, engine_version, plane.redactor
+    )
     stack.push_async_callback(episodes.close)
     await episodes.load()
     return episodes

@@ -32,7 +32,7 @@ from gateway.store.records import CallRecord
 from gateway.store.routes import insert_routes
 from headgate.errors import Conflict
 from headgate.kept import Kept
-from headgate.types import CRASHED_ATTEMPT, ImageSpan, Int32Array, Node, UInt8Array
+from headgate.types import CRASHED_ATTEMPT, REDACTED, ImageSpan, Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
 _OPEN_TO = (
@@ -274,7 +274,7 @@ def forsake(connection: Connection, episode_id: str) -> int:
     if row is None or row.state != "open":
         return 0
     attempt: int = row.attempt + 1
-    sampled = (NodeRow.episode_id == episode_id, NodeRow.sampled, NodeRow.mask_reason == "")
+    sampled = (NodeRow.episode_id == episode_id, NodeRow.sampled, NodeRow.mask_reason.in_(["", REDACTED]))
     connection.execute(update(NodeRow).where(*sampled).values(mask_reason=CRASHED_ATTEMPT))
     of_episode = CallRow.episode_id == episode_id
     connection.execute(update(CallRow).where(of_episode).values(request_key="", open_to=None, reward=None))
