@@ -27,6 +27,7 @@ from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.callers import Callers
 from gateway.episodes.conversations import Conversations
 from gateway.episodes.episodes import Episodes
+from gateway.episodes.erasure import Erasure
 from gateway.grading.base import OwnGateway
 from gateway.grading.grading import Grading
 from gateway.store.database import Database
@@ -95,8 +96,9 @@ async def open_coordinator(
         callers = Callers(settings, episodes, conversations, openings)
         models = CoordinatorModels(plane.models, opened)
         rollout = RolloutWatch(placements, ledgers, episodes)
+        erasure = Erasure(database, episodes, plane.redactor, settings.store.url)
         coordinator = Coordinator(
-            fence, host, models, episodes, callers, nodes, placements, rollout, plane.hub
+            fence, host, models, episodes, callers, nodes, placements, rollout, plane.hub, erasure
         )
         log.info("ready: %s", settings.server.url)
         # Close the host first: the engines belong to another coordinator by then
@@ -233,6 +235,7 @@ async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database
     duties: list[tuple[str, Duty, float]] = [
         ("tend-snapshot", partial(_show, plane, coordinator), snapshot.EVERY_S),
         ("tend-episodes", coordinator.episodes.sweep, TEND_EVERY_S),
+        ("tend-deletions", coordinator.erasure.tend, TEND_EVERY_S),
         ("tend-engines", coordinator.host.tend, TEND_EVERY_S),
         ("tend-nodes", coordinator.nodes.tend, TEND_EVERY_S),
         *(

@@ -34,6 +34,7 @@ NO_FAILURE = GIVEN_UP | {
     NO_PARTNER,
     INTERRUPTED,
     "driver_stopped",
+    "deleted",
     "not_judged",
     "members_missing",
     "skipped",

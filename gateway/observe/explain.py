@@ -13,6 +13,7 @@ _ENDS = ("trained", "skipped", "dropped")
 """The final decisions about a whole group."""
 
 _BECAUSE = {
+    "deleted": "what it contained was deleted on request",
     "no_consent": "its caller does not agree to training (X-Headgate-Train, [agents] consent)",
     "not_drawn": "it was not drawn for training ([agents] share)",
     "no_slot": "no slot was free within the staleness bound",

@@ -240,7 +240,7 @@ def _keep(
     reply = generation.choices.replies[0]
 
     async def keep(response: dict[str, Any]) -> None:
-        kept = {
+        kept: dict[str, Any] = {
             "messages": [*new, reply.message()],
             "input": inputs.with_ids(items, response["id"]),
             "answer": response,
