@@ -28,6 +28,7 @@ from gateway.episodes.callers import Callers
 from gateway.episodes.conversations import Conversations
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.erasure import Erasure
+from gateway.episodes.late_feedback import LateFeedback
 from gateway.grading.base import OwnGateway
 from gateway.grading.grading import Grading
 from gateway.store.database import Database
@@ -96,9 +97,21 @@ async def open_coordinator(
         callers = Callers(settings, episodes, conversations, openings)
         models = CoordinatorModels(plane.models, opened)
         rollout = RolloutWatch(placements, ledgers, episodes)
+        late_feedback = LateFeedback(settings, database, ledgers)
+        await late_feedback.load()
         erasure = Erasure(database, episodes, plane.redactor, settings.store.url)
         coordinator = Coordinator(
-            fence, host, models, episodes, callers, nodes, placements, rollout, plane.hub, erasure
+            fence,
+            host,
+            models,
+            episodes,
+            callers,
+            nodes,
+            placements,
+            rollout,
+            plane.hub,
+            erasure,
+            late_feedback,
         )
         log.info("ready: %s", settings.server.url)
         # Close the host first: the engines belong to another coordinator by then
@@ -235,6 +248,7 @@ async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database
     duties: list[tuple[str, Duty, float]] = [
         ("tend-snapshot", partial(_show, plane, coordinator), snapshot.EVERY_S),
         ("tend-episodes", coordinator.episodes.sweep, TEND_EVERY_S),
+        ("tend-feedback", coordinator.late_feedback.tend, TEND_EVERY_S),
         ("tend-deletions", coordinator.erasure.tend, TEND_EVERY_S),
         ("tend-engines", coordinator.host.tend, TEND_EVERY_S),
         ("tend-nodes", coordinator.nodes.tend, TEND_EVERY_S),

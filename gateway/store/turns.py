@@ -233,6 +233,14 @@ def set_reward(connection: Connection, episode_id: str, call_id: str, reward: fl
     connection.execute(update(CallRow).where(*where).values(reward=reward))
 
 
+def rewards(connection: Connection, episode_id: str) -> dict[str, float]:
+    """Return the rewards of an episode's calls, by their ids."""
+    query = select(CallRow.id, CallRow.reward).where(
+        CallRow.episode_id == episode_id, CallRow.reward.is_not(None)
+    )
+    return {row.id: row.reward for row in connection.execute(query)}
+
+
 def set_rewards(connection: Connection, episode_id: str, rewards: Mapping[str, float]) -> None:
     """Store the rewards of several calls, by their ids."""
     for call_id, reward in rewards.items():
