@@ -99,7 +99,7 @@ async def open_coordinator(
         rollout = RolloutWatch(placements, ledgers, episodes)
         late_feedback = LateFeedback(settings, database, ledgers)
         await late_feedback.load()
-        erasure = Erasure(database, episodes, plane.redactor, settings.store.url)
+        erasure = Erasure(settings, database, episodes, plane.redactor)
         coordinator = Coordinator(
             fence,
             host,
@@ -259,6 +259,7 @@ async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database
         ("tend-rollout", coordinator.rollout.tend, TEND_EVERY_S),
         ("check-health", coordinator.host.check_health, health_s),
         ("tend-retention", old, _RETENTION_EVERY_S),
+        ("tend-contents", coordinator.erasure.expire, _RETENTION_EVERY_S),
         ("engine-events", engines.tend, TEND_EVERY_S),
         ("forget-events", partial(retention.forget_events, database, _KEPT_EVENTS), _FORGET_EVERY_S),
     ]

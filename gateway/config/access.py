@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from gateway.config.base import Days
 from headgate.configuration import Seconds, Section
 
 
@@ -70,6 +71,10 @@ class AgentSettings(Section):
     feedback_s: float | None = Field(None, gt=0, le=30 * 86_400)
     """Seconds after the end of a conversation without a reward in which feedback is accepted (`POST /v1/feedback`). It holds no
     place: it is trained if a batch has one when the feedback comes, or before its tokens are too old."""
+
+    keep_days: Days | None = None
+    """Days after the end of a conversation after which its contents are erased: texts, tokens and parameters. Its numbers stay
+    until `[retention]` deletes them. By default contents stay as long."""
 
     @model_validator(mode="after")
     def _groups_are_trained(self) -> Self:

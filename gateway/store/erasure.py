@@ -11,10 +11,10 @@ and forgets whom it was for in the transaction that ends it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, literal, or_, select, tuple_, update
 
 from gateway.store import images, retention
 from gateway.store.columns import portions
@@ -33,10 +33,13 @@ from gateway.store.models import (
     ResponseRow,
     RetryRow,
 )
+from gateway.store.retention import Place
 from gateway.store.trainer_steps import of_version
 from headgate.types import DELETED
 
 _TABLE = DeletionRow.__table__
+PORTION = 20
+"""Episodes that one transaction erases."""
 _NODE = NodeRow.__table__.c
 _USER = (("user",), ("safety_identifier",), ("metadata", "user_id"), ("metadata", "user"))
 """Where the dialects' requests have the id of a user."""
@@ -91,13 +94,38 @@ def found(connection: Connection, deletion: Deletion) -> dict[str, str]:
     return {row.id: row.state for row in rows if row.id not in erased}
 
 
-def erase(connection: Connection, deletion_id: str, episode_id: str) -> None:
-    """Erase a closed episode, and note it in its deletion."""
-    wipe(connection, episode_id)
+def erase(connection: Connection, deletion_id: str, episode_ids: Sequence[str]) -> None:
+    """Erase closed episodes, and note them in their deletion."""
+    for episode_id in episode_ids:
+        wipe(connection, episode_id)
     query = select(_TABLE.c.episodes).where(_TABLE.c.id == deletion_id)
     listed = connection.scalar(query) or []
-    values = {"episodes": [*listed, episode_id]}
+    values = {"episodes": [*listed, *episode_ids]}
     connection.execute(update(DeletionRow).where(_TABLE.c.id == deletion_id).values(values))
+
+
+def expired(
+    connection: Connection, agent: str, before: float, after: Place | None
+) -> tuple[list[str], Place | None]:
+    """Return some of an agent's episodes that were closed before a moment, are not erased, and are needed for no batch.
+
+    Also where to continue (None: nothing is left).
+    """
+    own = (EpisodeRow.agent == agent, EpisodeRow.closed_at < before, EpisodeRow.notice != DELETED)
+    query = select(EpisodeRow.closed_at, EpisodeRow.id).where(*own)
+    if after is not None:
+        query = query.where(tuple_(EpisodeRow.closed_at, EpisodeRow.id) > tuple_(*after))
+    rows = connection.execute(query.order_by(EpisodeRow.closed_at, EpisodeRow.id).limit(PORTION)).all()
+    closed = retention.closed_among(connection, [row.id for row in rows])
+    free = [one.row["id"] for one in closed if one.needed not in ("group", "checkpoint")]
+    return free, (rows[-1].closed_at, rows[-1].id) if len(rows) == PORTION else None
+
+
+def expire(connection: Connection, deletion: Deletion) -> None:
+    """Erase the episodes of a deletion that is done with them, as a part of the one of its id."""
+    if connection.scalar(select(_TABLE.c.id).where(_TABLE.c.id == deletion.id)) is None:
+        add(connection, replace(deletion, episodes=[]))
+    erase(connection, deletion.id, deletion.episodes)
 
 
 def wipe(connection: Connection, episode_id: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sqlalchemy import text
 
 from gateway.store import erasure
 from gateway.store.erasure import Deletion
@@ -15,6 +16,7 @@ from tests.harness.waiting import until
 
 KEY = "the-key-of-the-helper"
 WORDS = "unmistakable-words"
+AGE = text("UPDATE episodes SET closed_at = closed_at - :s WHERE id = :id")
 
 
 def settings(model: Path, **more: Any) -> dict[str, Any]:
@@ -98,7 +100,7 @@ async def test_a_killed_gateway_goes_on_with_a_deletion(tiny_model: Path, tmp_pa
 
         def begin(connection: Any) -> None:
             erasure.add(connection, pending)
-            erasure.erase(connection, "del-1", closed)
+            erasure.erase(connection, "del-1", [closed])
 
         await stage[0].services.coordinator.erasure._lock.acquire()  # the process is as if killed here
         await database.submit(begin)
@@ -136,3 +138,38 @@ async def test_wrong_requests(tiny_model: Path, tmp_path: Path) -> None:
             assert response.status_code in (400, 422), response.text
         report = await delete(stage, user="unknown")
         assert (report["episodes"], report["versions"], report["leased"]) == ([], [], [])
+
+
+async def test_contents_expire_and_numbers_stay(tiny_model: Path, tmp_path: Path) -> None:
+    """But for what a batch needs. The versions are named as for a deletion on request."""
+    values = settings(tiny_model)
+    values["agents"]["helper"]["keep_days"] = 1.0
+    async with scripted_gateway(tiny_model, tmp_path, **values) as stage:
+        admin = stage[0].admin
+        trained, waiting = await talk(stage, "u1"), await talk(stage, "u1", "words of a batch")
+        for episode in (trained, waiting):
+            await admin.reward(episode, 1.0)
+        first = await admin.lease("t")
+        await admin.leased_groups(first, wait_s=60)
+        await admin.ack(first, "checkpoint-1")
+        await admin.lease("t")
+        young = await talk(stage, "u1", "words of today")
+        await admin.abandon(young, "left")
+        database = stage[0].services.database
+        ages = {trained: 2, waiting: 2, young: 0.5}
+        for episode, days in ages.items():
+            await database.submit(lambda c, e=episode, s=days * 86_400: c.execute(AGE, {"id": e, "s": s}))
+        await database.submit(
+            lambda c: c.execute(text("UPDATE leases SET checkpoint = '' WHERE state = 'acked'"))
+        )
+        await stage[0].services.coordinator.erasure.expire()
+        notices = [(await admin.episode(episode))["notice"] for episode in ages]
+        assert notices == ["deleted", "", ""]
+        row = await admin.episode(trained)
+        assert (row["reward"], row["calls"][0]["completion_tokens"] > 0) == (1.0, True)
+        (report,) = await deletions(stage)
+        assert report["episodes"] == [trained]
+        assert [row["version"] for row in report["versions"]] == [1]
+        assert report["leased"] == []
+        await stage[0].services.coordinator.erasure.expire()
+        assert await deletions(stage) == [report]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import Admin
 from gateway.api.admin.admin_route import admin_router
-from headgate.errors import NotFound
+from headgate.errors import BadRequest, NotFound
 
 
 async def _root(access: Admin) -> None:
@@ -32,16 +32,13 @@ class DeletionBody(BaseModel):
     all: bool = False
     """True: all conversations of the agent."""
 
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if (self.user is None) != self.all:
-            raise ValueError("name a `user`, or all conversations of the agent with `all`")
-        return self
-
 
 @router.post("/deletions")
 async def delete_conversations(body: DeletionBody, access: Admin) -> dict[str, Any]:
     """Delete conversations that have begun until now, also open ones. Return the versions that were trained from them."""
+    if (body.user is None) != body.all:
+        message = 'name a user, or request all conversations of the agent with `"all": true`'
+        raise BadRequest(message, code="invalid_value", param="user")
     return await access.gateway.coordinator.erasure.delete(body.agent, body.user)
 
 
