@@ -43,6 +43,15 @@ async def converse(stage: Stage, *words: str) -> list[tuple[str, str]]:
     return [(response.headers["x-headgate-episode"], response.json()["id"]) for response in responses]
 
 
+async def over(stage: Stage, word: str) -> tuple[str, str]:
+    """Return the episode and the call of a conversation that is over, as if its time of silence had passed."""
+    stage[1].replies.append("so")
+    response = await send(stage, KEY, [user(word)])
+    episode = response.headers["x-headgate-episode"]
+    await stage[0].admin.abandon(episode, "idle_deadline")
+    return episode, response.json()["id"]
+
+
 async def press(stage: Stage, call: str, reward: float = 1.0) -> httpx.Response:
     headers = {"Authorization": f"Bearer {KEY}"}
     return await stage[0].http.post("/v1/feedback", json={"id": call, "reward": reward}, headers=headers)
@@ -78,11 +87,9 @@ async def test_it_is_trained_in_a_batch_that_has_a_place(tiny_model: Path, tmp_p
 
 async def test_a_hundred_users_and_no_trainer(tiny_model: Path, tmp_path: Path) -> None:
     """Their feedback fills the batches that may be filled; the rest waits, through a restart, until it is too old."""
-    values = settings(tiny_model)
+    values = settings(tiny_model, idle_s=3600.0)
     async with scripted_gateway(tiny_model, tmp_path, **values) as stage:
-        talks: list[tuple[str, str]] = []
-        for start in range(0, 100, 4):
-            talks += await converse(stage, *(f"hi {n}" for n in range(start, start + 4)))
+        talks = [await over(stage, f"hi {n}") for n in range(100)]
         found = Counter([await outcome(stage, call) for _, call in talks])
         assert found == {"rewarded": 4, "waits": 96}
         assert stage[0].services.coordinator.late_feedback.waiting() == 96
@@ -104,10 +111,8 @@ async def test_a_hundred_users_and_no_trainer(tiny_model: Path, tmp_path: Path) 
 
 async def test_what_waits_gets_the_next_free_place(tiny_model: Path, tmp_path: Path) -> None:
     async with scripted_gateway(tiny_model, tmp_path, **settings(tiny_model, idle_s=3600.0)) as stage:
-        stage[1].replies.extend(["so"] * 5)
-        first = await send(stage, KEY, [user("first")])
-        episode, call = first.headers["x-headgate-episode"], first.json()["id"]
-        await stage[0].admin.abandon(episode, "idle_deadline")
+        episode, call = await over(stage, "first")
+        stage[1].replies.extend(["so"] * 4)
         held = [(await send(stage, KEY, [user(f"held {n}")])).headers["x-headgate-episode"] for n in range(4)]
         assert await outcome(stage, call) == "waits"
         assert await outcome(stage, call, 0.5) == "waits", "a later reward replaces an earlier one"
