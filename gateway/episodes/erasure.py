@@ -106,13 +106,13 @@ class Erasure:
 def _reports(connection: Connection) -> list[dict[str, Any]]:
     rows = []
     for deletion in erasure.deletions(connection):
-        waiting = [] if deletion.done_at else erasure.found(connection, deletion)
+        waiting = 0 if deletion.done_at else len(erasure.found(connection, deletion))
         rows.append({
             "id": deletion.id,
             "agent": deletion.agent,
             "requested_at": deletion.at,
             "done_at": deletion.done_at,
-            "waiting": len(waiting),
+            "waiting": waiting,
             "episodes": deletion.episodes,
             "versions": erasure.learned(connection, deletion.episodes),
             "leased": erasure.leased(connection, deletion.episodes),

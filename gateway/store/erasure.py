@@ -11,10 +11,22 @@ and forgets whom it was for in the transaction that ends it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, literal, or_, select, tuple_, update
+from sqlalchemy import (
+    Connection,
+    Table,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from gateway.store import images, retention
 from gateway.store.columns import portions
@@ -44,7 +56,7 @@ _NODE = NodeRow.__table__.c
 _USER = (("user",), ("safety_identifier",), ("metadata", "user_id"), ("metadata", "user"))
 """Where the dialects' requests have the id of a user."""
 _OVERWRITE = (
-    update(NodeRow.__table__)
+    update(cast(Table, NodeRow.__table__))
     .where(
         _NODE.episode_id == bindparam("of_episode"),
         _NODE.model == bindparam("of_model"),
@@ -69,8 +81,7 @@ class Deletion:
 
 def add(connection: Connection, deletion: Deletion) -> None:
     """Store a deletion that begins."""
-    row = {name: getattr(deletion, name) for name in Deletion.__slots__}
-    connection.execute(insert(DeletionRow).values(row))
+    connection.execute(insert(DeletionRow).values(asdict(deletion)))
 
 
 def deletions(connection: Connection, *, unfinished: bool = False, limit: int = 100) -> list[Deletion]:
@@ -85,7 +96,7 @@ def found(connection: Connection, deletion: Deletion) -> dict[str, str]:
     """Return the episodes that a deletion is about and that are not erased, with their states."""
     own = [EpisodeRow.agent == deletion.agent, EpisodeRow.created_at <= deletion.at]
     if deletion.users:
-        requested = CallRow.__table__.c.requested
+        requested: Any = CallRow.__table__.c.requested
         places = [requested[path if len(path) > 1 else path[0]].as_string() for path in _USER]
         of_user = select(CallRow.episode_id).where(or_(*(place.in_(deletion.users) for place in places)))
         own.append(EpisodeRow.id.in_(of_user))
@@ -148,9 +159,9 @@ def wipe(connection: Connection, episode_id: str) -> None:
     connection.execute(delete(ExchangeRow).where(ExchangeRow.call_id.in_(calls)))
     used = images.used_by(connection, [episode_id])
     for table in (NodeRouteRow, ImageUseRow, RefusedCallRow, RetryRow, ResponseRow, EventRow):
-        connection.execute(delete(table).where(table.episode_id == episode_id))
+        connection.execute(delete(table).where(table.__table__.c.episode_id == episode_id))
     images.delete_unused(connection, used)
-    empty = {"requested": {}, "digest": b"", "request_key": "", "open_to": None}
+    empty: dict[str, Any] = {"requested": {}, "digest": b"", "request_key": "", "open_to": None}
     connection.execute(update(CallRow).where(CallRow.episode_id == episode_id).values(empty))
     values = {"details": {}, "error": "", "notice": DELETED, "key_hash": f"{DELETED}:{episode_id}"}
     connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(values))
