@@ -17,6 +17,7 @@ from gateway.api import console, errors, health
 from gateway.api.admin import (
     batches,
     cluster,
+    deletions,
     engines,
     episode_pages,
     episode_tokens,
@@ -112,6 +113,7 @@ def _routes() -> list[BaseRoute]:
         engines,
         nodes,
         events,
+        deletions,
     ):
         routes.include_router(module.router)
     for module in (images, trainer_steps, run_files, history, health, peers, cluster):

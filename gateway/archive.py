@@ -54,6 +54,7 @@ from gateway.observe.events import EventFeed
 from gateway.observe.metrics import Metrics
 from gateway.render.checkpoint import Checkpoint
 from gateway.render.detokenizer import TextStream, TokenTexts
+from gateway.render.redaction import Redactor
 from gateway.render.renderer import ChatRenderer
 from gateway.render.special_tokens import ControlTokens
 from gateway.render.tool_alarm import ToolAlarm
@@ -228,7 +229,7 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
         recorded=ReadModel(models, [await _recorded(settings, database, model) for model in models]),
         replies=Replies(database, None), metrics=metrics,
         tool_alarm=ToolAlarm(metrics.tool_faults), refusals=Refusals(database, metrics.refused_calls),
-        untrained=UntrainedNotice(), tracing=NoTracing(), bus=open_bus(settings.bus),
+        untrained=UntrainedNotice(), redactor=Redactor(), tracing=NoTracing(), bus=open_bus(settings.bus),
         hub=hub_of(settings, models),
         events=EventFeed(database), limits=Limits(settings, models.projects),
         run_folders=run.folders,

@@ -27,6 +27,8 @@ from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.callers import Callers
 from gateway.episodes.conversations import Conversations
 from gateway.episodes.episodes import Episodes
+from gateway.episodes.erasure import Erasure
+from gateway.episodes.late_feedback import LateFeedback
 from gateway.grading.base import OwnGateway
 from gateway.grading.grading import Grading
 from gateway.store.database import Database
@@ -90,12 +92,26 @@ async def open_coordinator(
             stack, plane, database, ledgers, partial(_engine_version, settings, ledgers, placements)
         )
         await _start_engines(stack, settings, opened, nodes, single)
-        openings = AutoOpen(settings, database, episodes, ledgers)
-        callers = Callers(settings, episodes, Conversations(database), openings)
+        openings = AutoOpen(settings, database, episodes, ledgers, plane.redactor.hash_key)
+        conversations = Conversations(database, plane.redactor.hash_key)
+        callers = Callers(settings, episodes, conversations, openings)
         models = CoordinatorModels(plane.models, opened)
         rollout = RolloutWatch(placements, ledgers, episodes)
+        late_feedback = LateFeedback(settings, database, ledgers)
+        await late_feedback.load()
+        erasure = Erasure(settings, database, episodes, plane.redactor)
         coordinator = Coordinator(
-            fence, host, models, episodes, callers, nodes, placements, rollout, plane.hub
+            fence,
+            host,
+            models,
+            episodes,
+            callers,
+            nodes,
+            placements,
+            rollout,
+            plane.hub,
+            erasure,
+            late_feedback,
         )
         log.info("ready: %s", settings.server.url)
         # Close the host first: the engines belong to another coordinator by then
@@ -179,7 +195,9 @@ async def _episodes(
     )
     stack.push_async_callback(grading.close)
     recorders = [model.recorder for model in plane.models]
-    episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub, engine_version)
+    episodes = Episodes(
+        settings, database, ledgers, recorders, grading, plane.hub, engine_version, plane.redactor
+    )
     stack.push_async_callback(episodes.close)
     await episodes.load()
     return episodes
@@ -230,6 +248,8 @@ async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database
     duties: list[tuple[str, Duty, float]] = [
         ("tend-snapshot", partial(_show, plane, coordinator), snapshot.EVERY_S),
         ("tend-episodes", coordinator.episodes.sweep, TEND_EVERY_S),
+        ("tend-feedback", coordinator.late_feedback.tend, TEND_EVERY_S),
+        ("tend-deletions", coordinator.erasure.tend, TEND_EVERY_S),
         ("tend-engines", coordinator.host.tend, TEND_EVERY_S),
         ("tend-nodes", coordinator.nodes.tend, TEND_EVERY_S),
         *(
@@ -239,6 +259,7 @@ async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database
         ("tend-rollout", coordinator.rollout.tend, TEND_EVERY_S),
         ("check-health", coordinator.host.check_health, health_s),
         ("tend-retention", old, _RETENTION_EVERY_S),
+        ("tend-contents", coordinator.erasure.expire, _RETENTION_EVERY_S),
         ("engine-events", engines.tend, TEND_EVERY_S),
         ("forget-events", partial(retention.forget_events, database, _KEPT_EVENTS), _FORGET_EVERY_S),
     ]

@@ -43,7 +43,9 @@ from gateway.generation.pool import EnginePool
 from gateway.generation.replies import Replies
 from gateway.observe.events import EventFeed
 from gateway.observe.metrics import Metrics
+from gateway.observe.redacted_logs import redacted_logs
 from gateway.render.model_folder import check_model
+from gateway.render.redaction import Redactor
 from gateway.render.renderer import load_renderer
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.store.database import Database
@@ -107,10 +109,12 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         tracing = open_tracing(settings.telemetry, _process_name())
         stack.push_async_callback(tracing.close)
         stack.enter_context(locked(settings.store.url))
+        redactor = await asyncio.to_thread(Redactor, settings.redaction)
+        stack.enter_context(redacted_logs(redactor))
         metrics, current_role = Metrics(), CurrentRole()
         database = await Database.open(settings.store, on_commit=metrics.committed)
         stack.push_async_callback(database.close)
-        models = await _models(stack, settings, database, current_role)
+        models = await _models(stack, settings, database, current_role, redactor)
         stack.push_async_callback(_stop_engines, models)
         bus, handover = open_bus(settings.bus), None
         stack.push_async_callback(bus.close)
@@ -130,8 +134,9 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             current_role=current_role,
             replies=replies,
             metrics=metrics,
-            tool_alarm=ToolAlarm(metrics.tool_faults),
-            refusals=Refusals(database, metrics.refused_calls),
+            tool_alarm=ToolAlarm(metrics.tool_faults, redact=redactor.text),
+            refusals=Refusals(database, metrics.refused_calls, redactor.text),
+            redactor=redactor,
             untrained=UntrainedNotice(),
             bus=bus,
             hub=hub_of(settings, models),
@@ -152,7 +157,11 @@ def _write_settings(settings: Settings) -> None:
 
 
 async def _models(
-    stack: AsyncExitStack, settings: Settings, database: Database, current_role: CurrentRole
+    stack: AsyncExitStack,
+    settings: Settings,
+    database: Database,
+    current_role: CurrentRole,
+    redactor: Redactor,
 ) -> Models:
     models, pace = Models(settings), Pace()
     exclusivity = current_role if settings.cluster.url is not None else None
@@ -161,7 +170,7 @@ async def _models(
             from gateway.generation.upstream import Upstream  # httpx brings rich and pygments with it
 
             models.upstream[name] = upstream = Upstream(
-                name, given.upstream, database, settings.server.keep_alive_s
+                name, given.upstream, database, settings.server.keep_alive_s, redactor
             )
             stack.push_async_callback(upstream.close)
         elif given.path is not None:
@@ -171,7 +180,7 @@ async def _models(
                     "model %s: tool calls come as text, its template's form of them is not known", name
                 )
             pool = EnginePool(name, settings.queue, pace)
-            recorder = Recorder(database, renderer, name, exclusivity)
+            recorder = Recorder(database, renderer, name, exclusivity, redactor)
             models.local[name] = ServedModel(
                 name, given.path, given, renderer, pool, recorder, routers_of(name, given)
             )

@@ -22,7 +22,7 @@ Place = tuple[int | str, ...]
 TABLES = {
     "gateway": frozenset((
         "admin", "agents", "bus", "calls", "cluster", "control", "engine", "episodes", "feed",
-        "graders", "lending", "limits", "models", "nodes", "projects", "queue", "render",
+        "graders", "lending", "limits", "models", "nodes", "projects", "queue", "redaction", "render",
         "retention", "rewards", "routing", "sampling", "server", "staleness", "store", "telemetry",
         "update", "weights",
     )),

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 REWARDED = "rewarded"
+FED_BACK = "fed_back"
+"""The reason of an episode whose feedback came after its end, and that waits for a place in a batch."""
 NO_PARTNER = "no_partner"
 """The reason of an episode that was alone in a match."""
 INTERRUPTED = "interrupted"
@@ -31,9 +33,11 @@ GIVEN_UP = frozenset(
 )
 """The reasons for which the staleness ledger gives an episode up, without fault of its agent."""
 NO_FAILURE = GIVEN_UP | {
+    FED_BACK,
     NO_PARTNER,
     INTERRUPTED,
     "driver_stopped",
+    "deleted",
     "not_judged",
     "members_missing",
     "skipped",

@@ -17,6 +17,8 @@ REMEDIES = {
     "images_unseen": "the episodes have images, and the trained model receives none",
     "image_missing": "images of the episodes cannot be read: the trainer's log names each",
     "image_placeholder": "the token that stands for images was sampled where no image is: ban it in requests",
+    "redacted": "[redaction] found a secret in the tokens or their prompt: keep such texts out of what all prompts have, or"
+    " narrow its rules",
     "orphaned": "versions that an older checkpoint has replaced sampled the tokens: later batches have none",
 }
 """By the reason, which is the name of a `TokenFlag` or of a mask, in lower case."""

@@ -40,6 +40,10 @@ NO_CALLS = "no_calls"
 """The end reason of an episode whose agent was rewarded although it sampled nothing."""
 ABANDONED = "abandoned"
 """The `mask_reason`, and the finish reason, of turns whose client went away for good."""
+DELETED = "deleted"
+"""The `mask_reason` of all nodes of an episode whose contents were deleted; also its notice, and the reason of an open one."""
+REDACTED = "redacted"
+"""The `mask_reason` of turns with a secret in the prompt or the reply, and of prompt nodes with one (`[redaction]`)."""
 
 
 class TokenFlag(IntFlag):

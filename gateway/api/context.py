@@ -28,6 +28,7 @@ from gateway.generation.replies import Replies
 from gateway.observe.events import EventFeed
 from gateway.observe.metrics import Metrics
 from gateway.render.gil import LARGE, release_gil
+from gateway.render.redaction import Redactor
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.store.database import Database
 from gateway.telemetry.base import Tracing
@@ -52,6 +53,7 @@ class DataPlane:
     metrics: Metrics
     tool_alarm: ToolAlarm
     refusals: Refusals
+    redactor: Redactor
     untrained: UntrainedNotice
     bus: Bus
     hub: Hub

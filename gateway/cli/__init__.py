@@ -10,6 +10,7 @@ import typer
 from gateway.cli.console import console
 from gateway.cli.database import export, migrate, prune
 from gateway.cli.doctor import doctor
+from gateway.cli.forget import forget
 from gateway.cli.init import init
 from gateway.cli.matches import run_matches
 from gateway.cli.mirror import mirror
@@ -34,7 +35,7 @@ _BEGIN, _LOOK, _OPERATE = "Start here", "Look at a gateway", "Operate"
 for panel, commands in (
     (_BEGIN, (init, serve)),
     (_LOOK, (console, status, staleness, tail)),
-    (_OPERATE, (doctor, engine, mirror, export, prune, migrate)),
+    (_OPERATE, (doctor, engine, mirror, export, prune, forget, migrate)),
 ):
     for command in commands:
         app.command(rich_help_panel=panel)(command)

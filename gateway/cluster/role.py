@@ -19,6 +19,8 @@ from gateway.control.nodes import NodeDescription, Nodes, TrainedBatch
 from gateway.control.versions import VersionRecords
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
+from gateway.episodes.erasure import Erasure
+from gateway.episodes.late_feedback import LateFeedback
 from gateway.tenancy.projects import Reach
 from headgate.errors import Unavailable
 from scheduler.policies.overdue import SlowEpisode
@@ -39,6 +41,8 @@ class Coordinator:
 
     rollout: RolloutWatch
     peers: Hub
+    erasure: Erasure
+    late_feedback: LateFeedback
 
     # See `gateway.control.read_model.ConsoleView`
 

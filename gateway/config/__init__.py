@@ -27,6 +27,7 @@ from gateway.config.episodes import (
     StalenessSettings,
 )
 from gateway.config.models import Bounds, ModelSettings, RenderSettings, SamplingSettings, TokenBounds
+from gateway.config.redaction import RedactionSettings
 from gateway.config.scheduling import (
     ControlSettings,
     LendingSettings,
@@ -68,6 +69,7 @@ __all__ = [
     "ProjectLimitSettings",
     "ProjectSettings",
     "QueueSettings",
+    "RedactionSettings",
     "RenderSettings",
     "RetentionSettings",
     "RewardSettings",

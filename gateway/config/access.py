@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from gateway.config.base import Days
 from headgate.configuration import Seconds, Section
 
 
@@ -67,12 +68,22 @@ class AgentSettings(Section):
     """`required`: only conversations are trained whose first call agrees (`X-Headgate-Train: yes`). A call that disagrees
     (`no`) always makes its conversation evaluation."""
 
+    feedback_s: float | None = Field(None, gt=0, le=30 * 86_400)
+    """Seconds after the end of a conversation without a reward in which feedback is accepted (`POST /v1/feedback`). It holds no
+    place: it is trained if a batch has one when the feedback comes, or before its tokens are too old."""
+
+    keep_days: Days | None = None
+    """Days after the end of a conversation after which its contents are erased: texts, tokens and parameters. Its numbers stay
+    until `[retention]` deletes them. By default contents stay as long."""
+
     @model_validator(mode="after")
     def _groups_are_trained(self) -> Self:
         if (self.mode == "train") != (self.group_size is not None):
             raise ValueError("`group_size` is for mode = 'train', and needed there")
         if self.mode != "train" and (self.live or self.share < 1 or self.consent == "required"):
             raise ValueError("`live`, `share` and `consent` are for mode = 'train'")
+        if self.feedback_s is not None and not (self.live and self.group_size == 1):
+            raise ValueError("`feedback_s` is for agents with `live = true` and `group_size = 1`")
         return self
 
 

@@ -13,8 +13,9 @@ from gateway.config.engines import EngineSettings, refused_place
 from gateway.config.environment import key_variable
 from gateway.config.episodes import GraderSettings
 from gateway.config.models import ModelSettings
+from gateway.config.redaction import RedactionSettings
 from gateway.config.scheduling import NodeSettings
-from gateway.config.server import ClusterSettings, ServerSettings, StoreSettings
+from gateway.config.server import BusSettings, ClusterSettings, ServerSettings, StoreSettings
 from gateway.config.weights import WeightsSettings
 
 Models = Mapping[str, ModelSettings]
@@ -77,6 +78,14 @@ def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
         raise ValueError("[cluster] url needs [cluster] key, or the variable HEADGATE_CLUSTER_KEY")
     if not store.url.startswith("postgres"):
         raise ValueError("several gateway processes need PostgreSQL: [store] url = 'postgresql://...'")
+
+
+def check_redaction(redaction: RedactionSettings, bus: BusSettings, cluster: ClusterSettings) -> None:
+    """Check that no other process has to continue calls whose tokens may be stored nowhere."""
+    if redaction.active and (cluster.url is not None or not bus.url.startswith("memory://")):
+        raise ValueError(
+            "[redaction] is for one gateway process so far: leave [bus] and [cluster] out, which share tokens of running calls"
+        )
 
 
 def check_models(models: Models) -> None:

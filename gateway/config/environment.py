@@ -14,6 +14,7 @@ ENVIRONMENT = {
     "HEADGATE_CLUSTER_URL": ("cluster", "url"),
     "HEADGATE_CLUSTER_KEY": ("cluster", "key"),
     "HEADGATE_WEIGHTS_KEY": ("weights", "key"),
+    "HEADGATE_REDACTION_KEY": ("redaction", "key"),
 }
 """The configuration key that each environment variable can set."""
 SECRETS = (*ENVIRONMENT, "HEADGATE_AGENT_KEY_", "HEADGATE_PROJECT_KEY_")

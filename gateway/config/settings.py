@@ -33,6 +33,7 @@ from gateway.config import (
     NodeSettings,
     ProjectSettings,
     QueueSettings,
+    RedactionSettings,
     RenderSettings,
     RetentionSettings,
     RewardSettings,
@@ -83,6 +84,7 @@ class Settings(Section):
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()
     retention: RetentionSettings = RetentionSettings()
+    redaction: RedactionSettings = RedactionSettings()
     bus: BusSettings = BusSettings()
     cluster: ClusterSettings = ClusterSettings()
     update: UpdateSettings = UpdateSettings()
@@ -100,6 +102,7 @@ class Settings(Section):
         cross_checks.check_ports(self.server, self.admin, self.projects)
         cross_checks.check_projects(self.projects, self.models)
         cross_checks.check_cluster(self.cluster, self.store)
+        cross_checks.check_redaction(self.redaction, self.bus, self.cluster)
         cross_checks.check_models(self.models)
         cross_checks.check_graders(self.graders, self.models)
         keys = (*(project.key for project in self.projects.values()), self.admin.key, self.cluster.key)

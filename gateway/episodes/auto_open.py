@@ -67,7 +67,10 @@ class AutoOpen:
         database: Database,
         episodes: Episodes,
         ledgers: Mapping[str, StoredLedger],
+        key: bytes = b"",
     ) -> None:
+        """`key`: that of the hashes of conversations."""
+        self._key = key
         self._settings = settings
         self._database = database
         self._episodes = episodes
@@ -154,7 +157,7 @@ class AutoOpen:
     ) -> OpenEpisode:
         agent, request = place
         begins = messages_before_reply(messages)
-        task = (await offload(begins, lambda: digests(begins, [])[-1])).hex()
+        task = (await offload(begins, lambda: digests(begins, [], self._key)[-1])).hex()
         given, model = self._settings.agents[agent], self._settings.model_of(agent)
         underway = sum(len(some) for (name, _), some in self._underway.items() if name == agent)
         if sum(bool(live.opening) for live in self._episodes.of_agent(agent)) + underway > given.max_episodes:

@@ -38,7 +38,8 @@ _PAUSE_S = 1.0
 
 
 class Closing:
-    """Every episode whose run is over; `ledgers`: of each trained model, `recorders`: of every model."""
+    """Every episode whose run is over; `ledgers`: of each trained model, `recorders`: of every model; `redact`
+    returns a text as it may be stored."""
 
     def __init__(
         self,
@@ -48,7 +49,9 @@ class Closing:
         grading: Grading,
         peers: Peers | None = None,
         rewards: RewardSettings | None = None,
+        redact: Callable[[str], str] = str,
     ) -> None:
+        self._redact = redact
         self._rewards = rewards or RewardSettings()
         self._peers = peers or NoPeers()
         self.unclosed: dict[str, OpenEpisode] = {}
@@ -156,7 +159,8 @@ class Closing:
                 return await self._graded(live)
         assert ending.phase is Phase.CLOSING and outcome is not None
         values = {**outcome.values, "reason": outcome.reason, "state": "closed"}
-        error = values.get("error")
+        if error := values.get("error"):
+            values["error"] = error = self._redact(error)
         return await self._stored(
             live,
             None if ending.given_up else await self._event(live, outcome),

@@ -38,8 +38,10 @@ UNKNOWN = Match(frozenset(), "unknown_conversation")
 class Conversations:
     """Every conversation that an agent's key may continue."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, key: bytes = b"") -> None:
+        """`key`: that of the hashes of conversations."""
         self._database = database
+        self._key = key
 
     async def find(self, agent: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Match:
         """Return the episode that has the longest recorded beginning of `messages`."""
@@ -49,7 +51,7 @@ class Conversations:
         # Calls that forbid tools are recorded without any; for the other calls the tools distinguish conversations exactly.
         chains = await offload(
             (messages, tools),
-            lambda: [digests(messages, tools), *([digests(messages, [])] if tools else [])],
+            lambda: [digests(messages, some, self._key) for some in ((tools, []) if tools else ([],))],
         )
         start, count = 0, _FEW
         while start < len(lengths):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from gateway.episodes.open_episode import OpenEpisode
+from gateway.render.redaction import Redactor
 from gateway.store import episodes as statements
 from gateway.store.records import NewEpisode, UnfinishedEpisode
 from headgate.errors import Conflict
@@ -55,7 +56,7 @@ def new_episode(row: NewEpisode, request: EpisodeRequest, now: float) -> OpenEpi
     )
 
 
-def new_row(request: EpisodeRequest, key: str) -> NewEpisode:
+def new_row(request: EpisodeRequest, key: str, redactor: Redactor) -> NewEpisode:
     """Return the row of an episode that is being opened, without its version."""
     return {
         "id": f"ep-{secrets.token_hex(10)}",
@@ -64,7 +65,7 @@ def new_row(request: EpisodeRequest, key: str) -> NewEpisode:
         "group_id": request.group_id or f"{request.task_id}-{secrets.token_hex(6)}",
         "mode": request.mode,
         "model": request.model,
-        "details": dict(request.details),
+        "details": redactor.json(dict(request.details)),
         "state": "open",
         "reason": "",
         "created_at": time.time(),

@@ -27,6 +27,7 @@ from gateway.episodes.open_episode import CALLS, OpenEpisode, closed, crashed, g
 from gateway.episodes.worth import RewardOutcome, reward_outcome
 from gateway.generation.peers import NoPeers, Peers
 from gateway.grading.grading import Grading
+from gateway.render.redaction import Redactor
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
@@ -56,16 +57,20 @@ class Episodes(LedgerListener):
         grading: Grading,
         peers: Peers | None = None,
         engine_version: Callable[[str], int | None] = lambda _model: None,
+        redactor: Redactor | None = None,
     ) -> None:
         """`ledgers`: of each trained model; `recorders`: of every model; `peers`: the other gateway processes;
-        `engine_version`: see `Admission`."""
+        `engine_version`: see `Admission`; `redactor`: what keeps secrets from the store."""
+        self._redactor = redactor or Redactor()
         self._settings = settings
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
         self._admission = Admission(database, ledgers, engine_version)
         self._peers = peers or NoPeers()
-        self._closing = Closing(database, ledgers, recorders, grading, self._peers, settings.rewards)
+        self._closing = Closing(
+            database, ledgers, recorders, grading, self._peers, settings.rewards, self._redactor.text
+        )
         self._demotion = Demotion(settings, database, ledgers)
         self._deadlines = EpisodeDeadlines(settings)
         self._group_deadlines = GroupDeadlines(settings, ledgers)
@@ -125,7 +130,7 @@ class Episodes(LedgerListener):
         """
         self._database.check()
         key = "" if request.opening else key or f"hg-{secrets.token_urlsafe(24)}"
-        row = new_row(request, key)
+        row = new_row(request, key, self._redactor)
         with self._quota.reserve(request.model, (live.model for live in self._live.values())):
             if request.mode == "eval":
                 await self._admission.insert(row, partial(self._begin, row, request))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,8 +49,9 @@ class RequestedCall:
 class Refusals:
     """The refused calls of a gateway process."""
 
-    def __init__(self, database: Database, counter: Counter) -> None:
-        """`counter` has the labels `api` and `code`."""
+    def __init__(self, database: Database, counter: Counter, redact: Callable[[str], str] = str) -> None:
+        """`counter` has the labels `api` and `code`; `redact` returns a text as it may be stored."""
+        self._redact = redact
         self._database = database
         self._counter = counter
 
@@ -62,7 +64,7 @@ class Refusals:
         count = call.episode.count_refused()
         if isinstance(error, Busy) and count > refused_calls.MOST:
             return
-        message = error.message[:_MESSAGE]
+        message = self._redact(error.message)[:_MESSAGE]
         refused = RefusedCall(call.received_at, call.api, call.model, error.status, code, message)
         try:
             self._database.check()

@@ -33,7 +33,7 @@ from gateway.store import turns
 from gateway.store.database import Database
 from gateway.store.records import CallRecord
 from gateway.trajectories.tree import TokenTree, TreePosition
-from headgate.errors import GatewayError, OwnedByPeer, Unavailable
+from headgate.errors import Conflict, GatewayError, OwnedByPeer, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -338,10 +338,19 @@ class Replies:
             if call is None:
                 return None
             key.check(call["request_key"])
+            if call["used"].get("redacted"):
+                raise _redacted(call["id"])
             return call, TokenTree(turns.nodes(connection, call["model"], [key.episode_id])[key.episode_id])
 
         found = await self._database.read(read)
         return _replay(*found, request.segment).read() if found else None
+
+
+def _redacted(call_id: str) -> Conflict:
+    message = (
+        f"the reply of call {call_id} was redacted when it was stored ([redaction]), and cannot be sent again"
+    )
+    return Conflict(message, code="reply_redacted")
 
 
 def _replay(call: CallRecord, tree: TokenTree, segment: Segment) -> Reply:

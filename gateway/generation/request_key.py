@@ -20,12 +20,17 @@ class RequestKey:
     """True if the request has an idempotency key, which names one request."""
 
     @classmethod
-    def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
-        """Return the key of a request. One with an idempotency key counts as a retry: the first looks like the others."""
-        content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
+    def of(
+        cls, episode_id: str, body: bytes, idempotency_key: str, retries: int, secret: bytes = b""
+    ) -> RequestKey:
+        """Return the key of a request; `secret`: the key of its hashes.
+
+        One with an idempotency key counts as a retry: the first looks like the others.
+        """
+        content = hashlib.blake2b(body, digest_size=16, person=b"body", key=secret).hexdigest()
         if not idempotency_key:
             return cls(episode_id, content, content, retries > 0)
-        key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
+        key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key", key=secret).hexdigest()
         return cls(episode_id, key, content, True, True)
 
     def of_episode(self, episode_id: str) -> RequestKey:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import aiohttp
 import httpx
@@ -19,6 +20,8 @@ from httpx_aiohttp import AiohttpTransport
 
 from gateway.config import UpstreamSettings
 from gateway.generation.upstream_call import UpstreamCall
+from gateway.render.offload import offload
+from gateway.render.redaction import Redactor
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.store.records import CallRecord
@@ -27,6 +30,7 @@ from headgate.errors import GatewayError, UpstreamFailed, UpstreamTimedOut
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
+_NOT_STORED = "[not stored under [redaction]: a stream, or not JSON]"
 _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
 """0 means no limit; None would be aiohttp's default of 100."""
 
@@ -35,8 +39,14 @@ class Upstream:
     """One upstream model."""
 
     def __init__(
-        self, name: str, settings: UpstreamSettings, database: Database, keep_alive_s: float
+        self,
+        name: str,
+        settings: UpstreamSettings,
+        database: Database,
+        keep_alive_s: float,
+        redactor: Redactor | None = None,
     ) -> None:
+        self._redactor = redactor or Redactor()
         self.name = name
         self.keep_alive_s = keep_alive_s
         self._settings = settings
@@ -113,6 +123,10 @@ class Upstream:
         if not call.claim_record():
             return
         now = time.time()
+        content = self.hidden(b"".join(call.parts))
+        request, response = await offload(
+            (call.request, content), lambda: _redacted(self._redactor, call.request, content)
+        )
         row: CallRecord = {
             "id": call.call_id,
             "episode_id": call.episode_id,
@@ -121,7 +135,7 @@ class Upstream:
             "request_key": "",
             "api": call.api,
             "stream": bool(call.request.get("stream")),
-            "requested": {k: v for k, v in call.request.items() if k not in ("messages", "tools")},
+            "requested": {k: v for k, v in request.items() if k not in ("messages", "tools")},
             "used": {},
             "logprobs_mode": "",
             "engine": "upstream",
@@ -136,10 +150,9 @@ class Upstream:
             "first_token_s": call.first_part_at and call.first_part_at - call.received_at,
             "seconds": now - call.received_at,
         }
-        response = self.hidden(b"".join(call.parts)).decode(errors="replace")
         exchange = {
             "call_id": call.call_id,
-            "request": call.request,
+            "request": request,
             "status": call.status,
             "response": response,
         }
@@ -159,3 +172,17 @@ class Upstream:
             log.warning("step '%s': %r", step, error)  # `error` names the address, which agents must not see
             message = f"step '{step}': there is no connection, or it broke"
             raise UpstreamFailed(message, code="upstream_unreachable") from error
+
+
+def _redacted(redactor: Redactor, request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], str]:
+    """Return a request and its response as they may be stored. Of a stream nothing may, for secrets can be spread over its
+    events."""
+    text = content.decode(errors="replace")
+    if not redactor.active:
+        return request, text
+    try:
+        response = orjson.loads(content)
+    except ValueError:
+        return redactor.json(request), _NOT_STORED
+    known = redactor.secrets(request, response)
+    return redactor.json(request, known), orjson.dumps(redactor.json(response, known)).decode()

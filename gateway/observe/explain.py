@@ -13,6 +13,7 @@ _ENDS = ("trained", "skipped", "dropped")
 """The final decisions about a whole group."""
 
 _BECAUSE = {
+    "deleted": "what it contained was deleted on request",
     "no_consent": "its caller does not agree to training (X-Headgate-Train, [agents] consent)",
     "not_drawn": "it was not drawn for training ([agents] share)",
     "no_slot": "no slot was free within the staleness bound",
@@ -33,6 +34,7 @@ _BECAUSE = {
     "members_missing": "the rest of the group's episodes was not opened in time",
     "idle_deadline": "no request of it arrived for too long ([episodes] idle_s)",
     "total_deadline": "it ran far longer than such episodes usually do ([episodes] total_s allows more)",
+    "fed_back": "its feedback came after its end, and it waits for a place in a batch ([agents] feedback_s)",
     "not_judged": "no grader has an opinion about it, and no reward was posted",
     "grading_failed": "its reward could not be computed",
     "agent_failed": "its agent ended without a reward",

@@ -28,8 +28,14 @@ WORDS = {
 class ToolAlarm:
     """One for all models of a process."""
 
-    def __init__(self, counter: Counter, clock: Callable[[], float] = time.monotonic) -> None:
-        """`counter` has the label `fault`."""
+    def __init__(
+        self,
+        counter: Counter,
+        clock: Callable[[], float] = time.monotonic,
+        redact: Callable[[str], str] = str,
+    ) -> None:
+        """`counter` has the label `fault`; `redact` returns a text as it may be logged."""
+        self._redact = redact
         self._counter = counter
         self._clock = clock
         self._since: Tally[str] = Tally()
@@ -50,5 +56,5 @@ class ToolAlarm:
                     WORDS[fault],
                     call_id,
                     count,
-                    example[:_EXAMPLE],
+                    self._redact(example)[:_EXAMPLE],
                 )

@@ -7,6 +7,7 @@ attributes here. A gateway that stops in the middle of a transaction (a paused m
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from gateway.config.server import DATABASE_FORMS, DATABASES
 from gateway.config.settings import ConfigError
 from gateway.store.columns import from_json, to_json
 from headgate.errors import Unprocessable
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import psycopg
@@ -217,6 +220,19 @@ def give_back(url: str) -> None:
         engine.dispose()
 
 
+def shorten_log(url: str) -> None:
+    """Empty SQLite's log, which keeps what transactions wrote. Do nothing for PostgreSQL, and if a reader is in the way."""
+    engine = connect(url, 1)
+    try:
+        if engine.dialect.name == "sqlite":
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    except DBAPIError as error:
+        log.info("the database's log is not shortened: %s", type(error).__name__)
+    finally:
+        engine.dispose()
+
+
 def _sqlite(url: URL) -> Engine:
     if url.database not in (None, "", ":memory:"):
         folder = Path(str(url.database)).parent
@@ -235,6 +251,7 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.execute("PRAGMA secure_delete=ON")
     cursor.execute("PRAGMA busy_timeout=10000")
     cursor.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
     cursor.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")

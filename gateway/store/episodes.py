@@ -89,6 +89,22 @@ def leave_training(connection: Connection, episode_id: str, notice: str) -> None
     tallies.changed(connection, [dict(before)], [{**before, **values}])
 
 
+def wait_for_place(connection: Connection, episode_id: str, reason: str) -> None:
+    """Change the reason of a closed episode; when it was closed stays."""
+    _end(connection, episode_id, {"reason": reason})
+
+
+def change_group(connection: Connection, episode_id: str, group_id: str) -> None:
+    """Put a closed episode into another group."""
+    connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(group_id=group_id))
+
+
+def closed_since(connection: Connection, since: float, reason: str) -> list[str]:
+    """Return the episodes that were closed for a reason since a moment, the first first."""
+    query = select(EpisodeRow.id).where(EpisodeRow.closed_at >= since, EpisodeRow.reason == reason)
+    return [*connection.scalars(query.order_by(EpisodeRow.closed_at))]
+
+
 def close_episode(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
     """Close an episode now: state, reason and, with a final reward, reward and components."""
     if (row := _end(connection, episode_id, {**values, "closed_at": NOW})) is not None:

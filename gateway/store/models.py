@@ -381,6 +381,22 @@ class CoordinatorRow(Base):
     """Seconds since the epoch by the database's clock: afterwards another process may become the coordinator."""
 
 
+class DeletionRow(Base):
+    """A deletion of one caller's or one user's conversations (see erasure.py)."""
+
+    __tablename__ = "deletions"
+
+    id: Mapped[str] = mapped_column(AnyText(40), primary_key=True)
+    at: Mapped[float] = mapped_column(Float)
+    """Episodes that were opened later are not deleted."""
+    done_at: Mapped[float | None] = mapped_column(Float)
+    agent: Mapped[str] = mapped_column(AnyText(255))
+    users: Mapped[list[str]] = mapped_column(JSON)
+    """The user's id in its stored forms, until the deletion is done."""
+    episodes: Mapped[list[str]] = mapped_column(JSON)
+    """The ids of the episodes that were erased."""
+
+
 class CompatibilityRow(Base):
     """One row: the oldest build that works on these tables, named by the newest revision that it knows."""
 

@@ -17,6 +17,8 @@ class UsedSampling(TypedDict, total=False):
     min_tokens: int
     bridged: bool
     switches: dict[str, Any]
+    redacted: int
+    """Tokens of the reply that are not stored (`[redaction]`)."""
 
 
 class CallRecord(TypedDict):

@@ -165,9 +165,13 @@ def look(connection: Connection, rows: Sequence[Row]) -> list[ClosedEpisode]:
 
 def closed(connection: Connection, episode_id: str) -> ClosedEpisode | None:
     """Return a closed episode; None if there is none of this id."""
-    query = select(*_ROW).where(EpisodeRow.id == episode_id, EpisodeRow.state == "closed")
-    rows = [dict(row) for row in connection.execute(query).mappings()]
-    return look(connection, rows)[0] if rows else None
+    return next(iter(closed_among(connection, [episode_id])), None)
+
+
+def closed_among(connection: Connection, episode_ids: Collection[str]) -> list[ClosedEpisode]:
+    """Return those of some episodes that are closed, in any order."""
+    query = select(*_ROW).where(EpisodeRow.id.in_(episode_ids), EpisodeRow.state == "closed")
+    return look(connection, [dict(row) for row in connection.execute(query).mappings()])
 
 
 def remove(connection: Connection, found: Sequence[ClosedEpisode], reason: str) -> None:

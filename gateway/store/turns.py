@@ -32,7 +32,7 @@ from gateway.store.records import CallRecord
 from gateway.store.routes import insert_routes
 from headgate.errors import Conflict
 from headgate.kept import Kept
-from headgate.types import CRASHED_ATTEMPT, ImageSpan, Int32Array, Node, UInt8Array
+from headgate.types import CRASHED_ATTEMPT, REDACTED, ImageSpan, Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
 _OPEN_TO = (
@@ -233,6 +233,14 @@ def set_reward(connection: Connection, episode_id: str, call_id: str, reward: fl
     connection.execute(update(CallRow).where(*where).values(reward=reward))
 
 
+def rewards(connection: Connection, episode_id: str) -> dict[str, float]:
+    """Return the rewards of an episode's calls, by their ids."""
+    query = select(CallRow.id, CallRow.reward).where(
+        CallRow.episode_id == episode_id, CallRow.reward.is_not(None)
+    )
+    return {row.id: row.reward for row in connection.execute(query)}
+
+
 def set_rewards(connection: Connection, episode_id: str, rewards: Mapping[str, float]) -> None:
     """Store the rewards of several calls, by their ids."""
     for call_id, reward in rewards.items():
@@ -274,7 +282,7 @@ def forsake(connection: Connection, episode_id: str) -> int:
     if row is None or row.state != "open":
         return 0
     attempt: int = row.attempt + 1
-    sampled = (NodeRow.episode_id == episode_id, NodeRow.sampled, NodeRow.mask_reason == "")
+    sampled = (NodeRow.episode_id == episode_id, NodeRow.sampled, NodeRow.mask_reason.in_(["", REDACTED]))
     connection.execute(update(NodeRow).where(*sampled).values(mask_reason=CRASHED_ATTEMPT))
     of_episode = CallRow.episode_id == episode_id
     connection.execute(update(CallRow).where(of_episode).values(request_key="", open_to=None, reward=None))

@@ -78,6 +78,10 @@ class DecisionLog:
         """Group that are not over. Raise KeyError."""
         return [self._entries[group_id] for group_id in group_ids]
 
+    def has(self, episode_id: str) -> bool:
+        """Return true if an episode is in a group that is not over."""
+        return episode_id in self._group_of
+
     def record(self, event: Event, commands: Sequence[Command]) -> list[Decision]:
         """Return the decisions that follow from an accepted event and its commands."""
         decisions = [*self._of_event(event), *(d for command in commands for d in self._of(command))]

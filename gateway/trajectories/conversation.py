@@ -27,8 +27,11 @@ Defaults = dict[str, dict[str, Any]]
 class Chain:
     """A conversation's digests."""
 
-    def __init__(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
-        self._state = hashlib.blake2b(_canonical(list(tools)), digest_size=16)
+    def __init__(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], key: bytes = b""
+    ) -> None:
+        """`key`: that of the hashes; digests with different keys differ."""
+        self._state = hashlib.blake2b(_canonical(list(tools)), digest_size=16, key=key)
         self._defaults = _defaults(tools)
         self.digests = [self._state.digest()]
         """The digest of every prefix: element k covers the first k messages."""
@@ -43,9 +46,9 @@ class Chain:
         return state.digest()
 
 
-def digests(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[bytes]:
+def digests(messages: Sequence[Message], tools: Sequence[dict[str, Any]], key: bytes = b"") -> list[bytes]:
     """Return the digest of every prefix: element k covers the first k messages."""
-    return Chain(messages, tools).digests
+    return Chain(messages, tools, key).digests
 
 
 def tool_call_id(call_id: str, index: int) -> str:

@@ -11,6 +11,7 @@ from gateway.render.renderer import Message
 from gateway.render.template_options import Switches
 from gateway.store.records import CallRecord
 from gateway.trajectories.conversation import tool_call_id, tool_call_ids
+from gateway.trajectories.redacted import unreadable
 from gateway.trajectories.tree import TokenTree, TreePosition
 from headgate.types import Node
 
@@ -37,10 +38,11 @@ class EpisodeTree:
     """The store has other nodes in these places: nothing that was built upon this tree may be stored."""
 
     def add_stored(self, nodes: Sequence[Node], calls: Sequence[CallRecord]) -> None:
-        """Add what the store has; its calls in any order."""
+        """Add what the store has; its calls in any order. What goes on from tokens that were redacted is rendered again."""
         places = {node.index: self.tree.add(node) for node in nodes}
+        redacted = unreadable(nodes, {call["node"] for call in calls if call["used"].get("redacted")})
         for call in sorted(calls, key=lambda call: call["node"]):
-            if call["digest"] and call["node"] in places:
+            if call["digest"] and call["node"] in places and call["node"] not in redacted:
                 end = ConversationEnd(call["id"], places[call["node"]], call["used"].get("switches", {}))
                 self.add(call["digest"], end)
 

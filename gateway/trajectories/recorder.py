@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.render.images import keyed, names_in, unkeyed
 from gateway.render.offload import is_long, offload, offload_long
+from gateway.render.redaction import Redactor, Secrets
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.render.template_options import NONE, Switches
 from gateway.store import turns
@@ -26,6 +27,7 @@ from gateway.store.database import Database
 from gateway.store.records import CallRecord
 from gateway.trajectories.conversation import Chain
 from gateway.trajectories.episode_tree import ConversationEnd, EpisodeTree
+from gateway.trajectories.redacted import Redaction
 from gateway.trajectories.tree import START, TokenTree, TreePosition
 from gateway.trajectories.turn import Span, Turn
 from headgate.errors import Unavailable
@@ -63,6 +65,8 @@ class Prompt:
     """The switches with which the template wrote it."""
     images: tuple[ImageSpan, ...] = ()
     """The images among its tokens, in their order."""
+    secrets: Secrets = field(default_factory=dict)
+    """What is redacted in its messages."""
 
     @property
     def bridged(self) -> bool:
@@ -110,9 +114,12 @@ class Recorder:
         renderer: ChatRenderer,
         model: str,
         exclusivity: Exclusivity | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
-        """`exclusivity`: where other processes record turns of the same episodes, what knows which of them no other serves."""
+        """`redactor`: what keeps secrets from the store. `exclusivity`: where other processes record turns of
+        the same episodes, what knows which of them no other serves."""
         self._exclusivity = exclusivity
+        self._redactor = redactor or Redactor()
         self._database = database
         self._renderer = renderer
         self._model = model
@@ -130,7 +137,8 @@ class Recorder:
         Raise BadRequest if the template refuses the messages.
         """
         long = is_long((messages, tools))
-        chain = await offload_long(long, lambda: Chain(messages, tools))
+        chain = await offload_long(long, lambda: Chain(messages, tools, self._redactor.hash_key))
+        secrets = await offload_long(long, lambda: self._redactor.secrets(messages, tools))
         episode = await self._episode_tree(episode_id)
         renderer = self._renderer.switched(switches)
         system = any(message["role"] in ("system", "developer") for message in messages[:1])
@@ -146,17 +154,20 @@ class Recorder:
                 added, images = unkeyed(np.asarray(suffix, np.int32), names_in(new), renderer.vision)
                 images = tuple(image._replace(offset=end.length + image.offset) for image in images)
                 ids = np.concatenate([history, added])
-                return Prompt(ids, chain, end, switches, (*episode.tree.images(end), *images))
+                return Prompt(ids, chain, end, switches, (*episode.tree.images(end), *images), secrets)
             break
         rendered = await offload_long(long, lambda: _array(renderer.render(messages, tools)))
         ids, images = unkeyed(rendered, names_in(messages), renderer.vision)
-        return Prompt(ids, chain, START, switches, images)
+        return Prompt(ids, chain, START, switches, images, secrets)
 
     async def encode_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """Return a prompt that the caller made itself."""
         encode = self._renderer.encode
         ids = await offload(prompt, lambda: _array(encode(prompt) if isinstance(prompt, str) else prompt))
-        return Prompt(ids, None)
+        if not self._redactor.active:
+            return Prompt(ids, None)
+        text = prompt if isinstance(prompt, str) else self._renderer.decode(prompt)
+        return Prompt(ids, None, secrets=await offload(text, lambda: self._redactor.secrets(text)))
 
     async def record(
         self, episode_id: str, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
@@ -166,10 +177,11 @@ class Recorder:
         Raise Conflict if another process has recorded the call (`recorded_elsewhere`) or its request (`requested_again`), or
         if the episode's run is over.
         """
+        redaction = await self._redaction(prompt, turn, details, reply)
         for tries in range(_TRIES):
             episode = await self._episode_tree(episode_id, reload=tries > 0)
             try:
-                return await self._commit(episode, episode_id, prompt, turn, details, reply)
+                return await self._commit(episode, episode_id, prompt, turn, details, reply, redaction)
             except _TreeChanged:
                 prompt.after = START  # the position belonged to the other tree
         raise Unavailable(
@@ -186,6 +198,7 @@ class Recorder:
         turn: Turn,
         details: TurnDetails,
         reply: Message | None,
+        redaction: Redaction | None,
     ) -> None:
         nodes = self._nodes(episode.tree, prompt, turn, details)
         places = [episode.tree.add(node) for node in nodes]
@@ -195,6 +208,11 @@ class Recorder:
             episode.add(digest, ConversationEnd(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
         stored = nodes if turn.routes is None else turn.routes.attached_to(nodes)
+        if redaction is not None:
+            stored = redaction.stored(stored)
+            row["requested"] = redaction.requested
+            if redaction.reply_tokens:
+                row["used"] = {**row["used"], "redacted": redaction.reply_tokens}
         write = Rows(turns.insert_turns, (stored, row))
         if self._exclusivity is not None:
             write = Rows(_insert, (episode, ((stored, row), details.arrived)))
@@ -206,6 +224,24 @@ class Recorder:
             raise
         finally:
             episode.pending -= 1
+
+    async def _redaction(
+        self, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
+    ) -> Redaction | None:
+        """Return what may not be stored of a turn; None if nothing is redacted."""
+        if not self._redactor.active:
+            return None
+        ids = np.concatenate([prompt.ids, np.asarray(turn.ids, np.int32)])
+        size = len(prompt.ids)
+
+        def find() -> Redaction:
+            secrets = {**prompt.secrets, **self._redactor.secrets(details.requested, reply)}
+            tokens = self._redactor.tokens(ids, self._renderer.text_stream(), secrets, size)
+            requested = self._redactor.json(details.requested, secrets)
+            placeholder = int(self._renderer.encode("*")[-1])
+            return Redaction(tokens, size, placeholder, requested)
+
+        return await offload([ids.tolist(), details.requested], find)
 
     def forget(self, episode_id: str) -> None:
         """Drop a closed episode's tree from memory."""

@@ -228,6 +228,14 @@ class GatewayClient:
         """Return the history of an episode and its group, in order and in words, and the verdict."""
         return await self._json("GET", f"/episodes/{episode_id}/why")
 
+    async def delete_conversations(self, agent: str, user: str | None = None) -> dict[str, Any]:
+        """Delete the conversations of an agent's user, or without one all of the agent.
+
+        Return `episodes`, and the `versions` that were trained from them; `leased`: batches that a trainer had in that moment.
+        """
+        body = {"agent": agent, "all": True} if user is None else {"agent": agent, "user": user}
+        return await self._json("POST", "/deletions", json=body)
+
     async def _post_lease(self, lease: Lease, action: str, model: str | None, **fields: str) -> None:
         body = {"fence": lease.fence, **fields}
         await self._json("POST", f"/leases/{lease.lease_id}/{action}", json=body, params=_model_query(model))

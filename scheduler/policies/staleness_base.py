@@ -5,7 +5,7 @@ settings and the events so far. Batches are numbered from 0; batch b makes versi
 in order.
 
 Memory: a group that was trained is forgotten with its batch, a dropped one when `DROPPED_KEPT` newer ones were dropped. After
-that a `Join` with its id starts a new group and its episodes are unknown.
+that a `Join` with its id starts a new group and its episodes are unknown. An episode of a dropped group may join another group.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class StalenessRule(ABC, Generic[G]):
     def _join(self, event: Join) -> list[Command]:
         if event.size < 1:
             raise ValueError(f"a group of {event.size} members: {event.group_id}")
-        if event.episode_id in self._group_of:
+        known = self._group_of.get(event.episode_id)
+        if known is not None and self._groups[known].state != "dropped":
             raise ValueError(f"episode {event.episode_id} has joined before")
         group = self._groups.get(event.group_id)
         if group is None:
@@ -179,7 +180,10 @@ class StalenessRule(ABC, Generic[G]):
 
     def _forget(self, group_id: str) -> None:
         for episode_id in self._groups.pop(group_id).members:
-            del self._group_of[episode_id]
+            if (
+                self._group_of[episode_id] == group_id
+            ):  # an episode of a dropped group may have joined another
+                del self._group_of[episode_id]
 
     # Batches
 

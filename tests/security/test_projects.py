@@ -71,7 +71,13 @@ HIDDEN: dict[str, list[Request]] = {
     "POST /admin/v1/episodes/{episode_id}/restart": [{}],
 }
 """Requests that name something; those that destroy it come last."""
-ROOTS = ("GET /admin/v1/cluster", "GET /admin/v1/nodes", "GET /admin/v1/settings", "GET /admin/v1/logs")
+ROOTS = (
+    "GET /admin/v1/cluster",
+    "GET /admin/v1/deletions",
+    "GET /admin/v1/nodes",
+    "GET /admin/v1/settings",
+    "GET /admin/v1/logs",
+)
 """Routes that do not exist for a project's key."""
 NODES = {
     "POST /admin/v1/nodes": {"json": {"name": "n", "tags": ["train"]}},
@@ -79,6 +85,7 @@ NODES = {
     "POST /admin/v1/nodes/{name}/claim": {"json": {}},
     "POST /admin/v1/nodes/{name}/release": {"json": {}},
     "DELETE /admin/v1/nodes/{name}": {},
+    "POST /admin/v1/deletions": {"json": {"agent": "none", "all": True}},
 }
 """The root's too; in the order in which a node comes, is used and goes."""
 LISTED = (

@@ -41,6 +41,7 @@ ALLOWED: dict[tuple[str, str], str] = {
         "headgate/environments/gym.py",
         "import_module",
     ): "the function that the command line names to read an action",
+    ("gateway/render/redaction.py", "import_module"): "the hook that the administrator's file names",
     ("headgate/client/agents.py", "import_module"): "the agent that the command line names",
     ("trainer/algorithms/__init__.py", "import_module"): "the algorithm that the trainer's file names",
     (

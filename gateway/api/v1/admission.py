@@ -65,7 +65,7 @@ class Admission:
 
     async def key(self, body: bytes) -> RequestKey:
         """Return the key of the request, in whatever episode."""
-        return await offload_read(body, lambda: _request_key(self.headers, body))
+        return await offload_read(body, lambda: _request_key(self.gateway, self.headers, body))
 
 
 async def admit(request: Request, gateway: Services, api: str, query: Collection[str] = ()) -> Admission:
@@ -87,7 +87,7 @@ async def admit(request: Request, gateway: Services, api: str, query: Collection
         ticket = gateway.limits.admit(caller)
     except Busy:
         body = await request.body()
-        key = await offload_read(body, lambda: _request_key(request.headers, body))
+        key = await offload_read(body, lambda: _request_key(gateway, request.headers, body))
         replies, _ = await offload_read(body, lambda: replies_of(json_object(body)))
         _expect_retry(gateway, caller, key, min(replies, _EXPECTED))
         raise
@@ -105,10 +105,10 @@ def _expect_retry(gateway: Services, caller: Caller, key: RequestKey, choices: i
         gateway.replies.refused(key.choice(index))
 
 
-def _request_key(headers: Mapping[str, str], body: bytes) -> RequestKey:
+def _request_key(gateway: Services, headers: Mapping[str, str], body: bytes) -> RequestKey:
     """Return the key of a request, in whatever episode. An invalid retry count counts as zero."""
     try:
         retries = int(headers.get("x-stainless-retry-count", "0"))
     except ValueError:
         retries = 0
-    return RequestKey.of("", body, headers.get("idempotency-key", ""), retries)
+    return RequestKey.of("", body, headers.get("idempotency-key", ""), retries, gateway.redactor.hash_key)

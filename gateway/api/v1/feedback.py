@@ -13,7 +13,7 @@ from gateway.api.v1.admission import identify
 from gateway.dialects.request import Body
 from gateway.render.offload import offload_read
 from gateway.store import turns
-from headgate.errors import Forbidden, NotFound, validation_error
+from headgate.errors import Conflict, Forbidden, NotFound, validation_error
 
 router = APIRouter(tags=["headgate"], route_class=QueryRoute)
 
@@ -29,7 +29,9 @@ class Feedback(Body):
 
 @router.post("/v1/feedback", openapi_extra=body_of(Feedback.model_json_schema()))
 async def post_feedback(request: Request, gateway: Gateway) -> dict[str, Any]:
-    """Store the reward of a reply, while its conversation is open (`[agents] idle_s`). It counts in the episode's reward."""
+    """Store the reward of a reply, while its conversation is open (`[agents] idle_s`) or for `feedback_s` afterwards.
+
+    It counts in the episode's reward."""
     caller = await identify(request, gateway)
     agent = gateway.settings.agents.get(caller.agent)
     if agent is None or not agent.live:
@@ -44,5 +46,12 @@ async def post_feedback(request: Request, gateway: Gateway) -> dict[str, Any]:
     episode_id = await gateway.database.read(lambda c: turns.episode_of_call(c, feedback.id))
     if episode_id is None or await gateway.episodes.agent_of(episode_id) != caller.agent:
         raise NotFound(f"no response {feedback.id!r} of this key", code="no_call")
-    await gateway.episodes.reward_call(episode_id, feedback.id, feedback.reward)
-    return {"id": feedback.id, "episode_id": episode_id, "reward": feedback.reward}
+    outcome = "open"
+    try:
+        await gateway.episodes.reward_call(episode_id, feedback.id, feedback.reward)
+    except Conflict as error:
+        if error.code != "episode_closed" or agent.feedback_s is None:
+            raise
+        late = gateway.coordinator.late_feedback
+        outcome = await late.reward_call(episode_id, feedback.id, feedback.reward)
+    return {"id": feedback.id, "episode_id": episode_id, "reward": feedback.reward, "outcome": outcome}

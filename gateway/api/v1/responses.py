@@ -240,14 +240,18 @@ def _keep(
     reply = generation.choices.replies[0]
 
     async def keep(response: dict[str, Any]) -> None:
+        kept: dict[str, Any] = {
+            "messages": [*new, reply.message()],
+            "input": inputs.with_ids(items, response["id"]),
+            "answer": response,
+        }
+        kept = await offload(kept, lambda: gateway.redactor.json(kept))
         stored = StoredResponse(
             id=response["id"],
             episode_id=generation.episode.id,
             model=generation.model.name,
             previous=parsed.previous_response_id or "",
-            messages=[*new, reply.message()],
-            input=inputs.with_ids(items, response["id"]),
-            answer=response,
+            **kept,
             created_at=reply.received_at,
         )
         await gateway.database.submit(lambda c: stored_responses.insert_response(c, stored))

@@ -32,6 +32,7 @@ from gateway.generation.replies import Replies
 from gateway.generation.reply import Choices, Reader
 from gateway.generation.request_key import RequestKey
 from gateway.observe.events import EventFeed
+from gateway.render.redaction import Redactor
 from gateway.render.segmenter import Piece
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.services import hub_of, open_cluster_member
@@ -213,6 +214,7 @@ class Process:
             metrics=self.cluster.metrics,
             tool_alarm=ToolAlarm(self.cluster.metrics.tool_faults),
             refusals=Refusals(self.database, self.cluster.metrics.refused_calls),
+            redactor=Redactor(),
             untrained=UntrainedNotice(),
             bus=bus,
             hub=hub_of(settings, models),

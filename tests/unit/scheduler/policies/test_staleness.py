@@ -207,3 +207,17 @@ def test_a_later_member_is_no_older_than_its_group() -> None:
 def test_a_join_without_an_engine_is_stored_as_it_always_was() -> None:
     assert event_to_json(Join("g", "e", 2)) == {"type": "Join", "group_id": "g", "episode_id": "e", "size": 2}
     assert event_from_json(event_to_json(Join("g", "e", 2, 3))) == Join("g", "e", 2, 3)
+
+
+def test_an_episode_of_a_dropped_group_joins_another_once() -> None:
+    book = ledger(1, 1, solo("a"), Drop("a", "idle_deadline"))
+    late = Join("late-a", "a", 1, 0)
+    assert book.apply(late) == [Admit("a", "late-a", 1, 0)]
+    with pytest.raises(ValueError, match="has joined before"):
+        book.apply(Join("later-a", "a", 1, 0))
+    assert book.apply(Reward("a")) == [Occupied("late-a", 0, 0), BatchReady(0)]
+    for i in range(DROPPED_KEPT + 1):  # the first group is forgotten, and not what the episode belongs to
+        book.apply(solo(f"x{i}"))
+        book.apply(Drop(f"x{i}", "left"))
+    assert book.apply(Consume(0)) == [Consumed(0, ("late-a",))]
+    assert book.apply(solo("a")) == [Admit("a", "a", 1, 0)], "nothing of it is left"
