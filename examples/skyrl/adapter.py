@@ -62,7 +62,7 @@ class GatewayTrainer(RayPPOTrainer):
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
         """State how long the run is: the tasks are the agents'."""
         self.total_training_steps = self.cfg.trainer.max_training_steps
-        self.train_dataloader = [[]] * self.total_training_steps
+        self.train_dataloader: list[list[Any]] = [[]] * self.total_training_steps
 
     def load_checkpoints(self) -> tuple[int, str]:
         """Begin at the live version, which the policy has loaded."""

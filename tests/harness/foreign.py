@@ -51,18 +51,16 @@ async def check_recorded_tokens_are_trained_once_although_killed(
 ) -> None:
     """Train `STEPS` versions, with a kill after batch 1 was computed, and compare with the gateway's record."""
     async with fed(work) as gateway:
-        killed = await start(command(gateway))
+        async with running(command(gateway)) as killed:
 
-        async def trains_batch_1() -> bool:
-            assert killed.returncode is None
-            return bool(files_of(work, 1))
+            async def trains_batch_1() -> bool:
+                assert killed.returncode is None
+                return bool(files_of(work, 1))
 
-        await until(trains_batch_1, "batch 1 is trained", LONG_S)
-        killed.kill()
-        await killed.wait()
+            await until(trains_batch_1, "batch 1 is trained", LONG_S)
         assert (await gateway.admin.status())["version"] == 1
-        again = await start(command(gateway))
-        assert await again.wait() == 0
+        async with running(command(gateway)) as again:
+            assert await again.wait() == 0
         status = await gateway.admin.status()
         assert (status["version"], status["consumed"]) == (STEPS, STEPS)
         records = [await gateway.admin.weights(version) for version in range(1, STEPS + 1)]
@@ -91,9 +89,17 @@ def files_of(work: Path, batch: int) -> list[Path]:
     return sorted(file for file in work.glob(f"batch-{batch}-*") if ".part" not in file.name)
 
 
-async def start(command: Sequence[str]) -> asyncio.subprocess.Process:
+@asynccontextmanager
+async def running(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a trainer, and kill it at the end of the block."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=sys.stderr)
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=sys.stderr)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 @asynccontextmanager
@@ -133,7 +139,9 @@ async def attempt(gateway: RunningGateway, number: int, member: int) -> None:
     if number % 3 == 1 and member == 0:
         await gateway.admin.abandon(opened.episode_id, "crashed")
         return
-    async with AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=0) as client:
+    async with AsyncOpenAI(
+        base_url=opened.base_url, api_key=opened.api_key, max_retries=0, timeout=LONG_S
+    ) as client:
         messages: list[Any] = [{"role": "user", "content": f"task {number}"}]
         text = ""
         for turn in range(2):
