@@ -47,9 +47,15 @@ class Trained:
 
 
 async def check_recorded_tokens_are_trained_once_although_killed(
-    work: Path, command: Callable[[RunningGateway], Sequence[str]], read: Callable[[Path], Trained]
+    work: Path,
+    command: Callable[[RunningGateway], Sequence[str]],
+    read: Callable[[Path], Trained],
+    tolerance: float = 1e-3,
 ) -> None:
-    """Train `STEPS` versions, with a kill after batch 1 was computed, and compare with the gateway's record."""
+    """Train `STEPS` versions, with a kill after batch 1 was computed, and compare with the gateway's record.
+
+    `tolerance`: by which ratios may differ from 1 where no token is stale, since a trainer rounds otherwise than the engine.
+    """
     async with fed(work) as gateway:
         async with running(command(gateway)) as killed:
 
@@ -81,8 +87,10 @@ async def check_recorded_tokens_are_trained_once_although_killed(
                 np.testing.assert_allclose(rewards, [reward for _, reward in expected], rtol=1e-6)
     assert any(len(group.episodes) < GROUP_SIZE for batch in groups for group in batch), "none was short"
     first, *stale = (given[-1].ratios for given in found)
-    assert np.abs(first - 1).max() < 1e-3
-    assert max(np.abs(ratio - 1).max() for ratio in stale) > 0.01, "tokens of the version before are weighed"
+    assert np.abs(first - 1).max() < tolerance
+    assert max(np.abs(ratio - 1).max() for ratio in stale) > 10 * tolerance, (
+        "tokens of the version before are weighed"
+    )
 
 
 def files_of(work: Path, batch: int) -> list[Path]:

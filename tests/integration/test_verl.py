@@ -38,4 +38,7 @@ async def test_verl_trains_what_was_recorded_once_although_it_is_killed(tmp_path
         )
         return [*program, *settings, f"trainer.total_training_steps={STEPS}"]
 
-    await check_recorded_tokens_are_trained_once_although_killed(tmp_path, command, read_trained)
+    # verl's actor computes in bfloat16.
+    await check_recorded_tokens_are_trained_once_although_killed(
+        tmp_path, command, read_trained, tolerance=0.05
+    )
