@@ -20,6 +20,7 @@ import numpy as np
 from openai import AsyncOpenAI
 
 from gateway.engines.fake import create_fake_app
+from headgate.client import Row, rows_of
 from headgate.processes.ports import free_port
 from headgate.types import Episode
 from tests.harness.fences import ROOT
@@ -43,7 +44,7 @@ class Trained:
     ratios: Any
     """Of each trained token: the probability by the trainer's weights before the step, over the recorded one."""
     rewards: list[float] | None = None
-    """Of `rows`, where the trainer's form has them."""
+    """Of `rows`, where the trainer's form has them: such a trainer trains every path, the other the newest of an episode."""
 
 
 async def check_recorded_tokens_are_trained_once_although_killed(
@@ -78,9 +79,10 @@ async def check_recorded_tokens_are_trained_once_although_killed(
     found = [[read(file) for file in files_of(work, batch)] for batch in range(STEPS)]
     assert [len(given) for given in found] == [1, 2, 1], "only the batch without a version is given again"
     for batch, given in zip(groups, found, strict=True):
-        episodes = [episode for group in batch for episode in group.episodes if episode.nodes]
-        expected = sorted((recorded(episode), episode.reward) for episode in episodes)
+        newest = [(recorded(e), e.reward) for group in batch for e in group.episodes if e.nodes]
+        every = [(of_row(row), row.reward) for row in rows_of(batch) if row.train.any()]
         for one in given:
+            expected = sorted(newest if one.rewards is None else every)
             assert sorted(one.rows) == [tokens for tokens, _ in expected]
             if one.rewards is not None:
                 rewards = [reward for _, reward in sorted(zip(one.rows, one.rewards, strict=True))]
@@ -91,6 +93,10 @@ async def check_recorded_tokens_are_trained_once_although_killed(
     assert max(np.abs(ratio - 1).max() for ratio in stale) > 10 * tolerance, (
         "tokens of the version before are weighed"
     )
+
+
+def of_row(row: Row) -> Tokens:
+    return tuple(row.ids.tolist()), tuple(row.train.tolist()), tuple(row.logprobs[row.train].tolist())
 
 
 def files_of(work: Path, batch: int) -> list[Path]:
