@@ -12,6 +12,7 @@ NODE_CLIENTS := $(patsubst requirements/compat/%/package-lock.json,%,$(wildcard 
 LITELLM := .venv-litellm
 ROUTERS := .venv-routers
 TRL := .venv-trl
+TRAINERS := trl verl skyrl
 ENGINE_CPU := .venv-engine
 ENGINE_GPU := .venv-engine-gpu
 TRAINER_GPU := .venv-gpu
@@ -31,7 +32,7 @@ TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check fix test test-fast test-all test-compat docs demo bench gpu-check report up engine clean \
-	console console-check docs-reference clients clients-all environments trl
+	console console-check docs-reference clients clients-all environments $(TRAINERS)
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -56,7 +57,7 @@ test: setup console-check engine clients ## every test but the long ones, with r
 test-fast: setup ## the tests that need no server and no other environment (3 minutes)
 	$(TESTS) test-fast
 
-test-all: test test-compat environments trl ## everything: also the tests that take minutes each, and test-compat
+test-all: test test-compat environments $(TRAINERS) ## everything: also the tests that take minutes each, and test-compat
 	$(TESTS) test-all
 
 test-compat: setup clients-all ## foreign programs; makes docs/topics/compatibility.md. GROUP=coding runs and prints a part
@@ -91,7 +92,7 @@ up: setup ## the whole service without Docker: PostgreSQL, Redis, two gateways, 
 engine: $(if $(GPU),$(ENGINE_GPU),$(ENGINE_CPU))/.ready ## install vLLM's CPU build into .venv-engine; GPU=1: its CUDA build into .venv-engine-gpu
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE_CPU) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(ROUTERS) $(TRL) $(TRAINER_GPU) $(ENGINE_GPU) .cache runs *.egg-info build \
+	rm -rf $(VENV) $(ENGINE_CPU) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(ROUTERS) $(TRAINERS:%=.venv-%) $(TRAINER_GPU) $(ENGINE_GPU) .cache runs *.egg-info build \
 		console/node_modules gateway/console/dist
 
 # What NAME= chooses: a rule for each, with its line of the list after `#:`.
@@ -255,13 +256,13 @@ $(ROUTERS)/.ready: requirements/routers.txt
 	@$(ROUTERS)/bin/python $(PIP) --no-deps -r requirements/routers.txt
 	@touch $@
 
-trl: $(TRL)/.ready
+$(TRAINERS): %: .venv-%/.ready
 
-$(TRL)/.ready: requirements/trl.txt $(VENV)/.ready
-	@echo "installing TRL into $(TRL)"
-	@$(PYTHON) -m venv $(TRL)
-	@cd $(TRL)/lib/python*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > headgate.pth
-	@$(TRL)/bin/python $(PIP) --no-deps -r requirements/trl.txt
+$(TRAINERS:%=.venv-%/.ready): .venv-%/.ready: requirements/%.txt $(VENV)/.ready
+	@echo "installing $* into .venv-$*"
+	@$(PYTHON) -m venv .venv-$*
+	@cd .venv-$*/lib/python*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > headgate.pth
+	@.venv-$*/bin/python $(PIP) --no-deps -r $<
 	@touch $@
 
 $(TRAINER_GPU)/.ready: requirements/trainer-gpu.txt pyproject.toml

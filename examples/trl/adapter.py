@@ -8,7 +8,6 @@ their log-probabilities; a row that stands for no episode has neither loss nor r
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from examples.leased import check_temperature
 from headgate.client import Batch, Feed, Row
 
 
@@ -64,7 +64,7 @@ class GatewayTrainer(GRPOTrainer):
         """Return the next batch in TRL's form; short groups, and a batch with too few, are filled with masked rows."""
         self.batch = self.feed.batch()
         newest = {row.episode_id: row for row in self.batch.rows("newest") if len(row.completion_ids)}
-        self._check_temperature(newest.values())
+        check_temperature(newest.values(), self.args.temperature, "TRL")
         first = next(iter(newest.values()))
         filler = replace(first, train=first.train & False)
         members: list[tuple[Row, float | None]] = []
@@ -81,16 +81,6 @@ class GatewayTrainer(GRPOTrainer):
             "env_mask": [row.train[row.prompt :].astype(int).tolist() for row, _ in members],
             "recorded_reward": [reward for _, reward in members],
         }
-
-    def _check_temperature(self, rows: Iterable[Row]) -> None:
-        """Raise ValueError unless all tokens were sampled at TRL's temperature, by which it divides all logits."""
-        for row in rows:
-            other = row.temperature[row.train & (abs(row.temperature - self.args.temperature) > 1e-4)]
-            if len(other):
-                raise ValueError(
-                    f"episode {row.episode_id} was sampled at temperature {other[0]:g}, and TRL's is {self.args.temperature:g}:"
-                    " set [sampling] temperature = { override = ... } in the gateway"
-                )
 
     @torch.no_grad()
     def _score(self, sequences: list[list[int]]) -> list[list[float]]:
