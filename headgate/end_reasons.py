@@ -14,8 +14,12 @@ NO_PARTNER = "no_partner"
 """The reason of an episode that was alone in a match."""
 INTERRUPTED = "interrupted"
 """The reason of an episode whose driver was interrupted."""
+DRIVER_STOPPED = "driver_stopped"
+"""The reason of an episode whose driver stopped, because too many had failed."""
 NOTHING_TO_TRAIN = "nothing_to_train"
 """The reason of a group of which no token can be trained."""
+DRIVER_ENDED = frozenset((INTERRUPTED, DRIVER_STOPPED))
+"""The reasons with which a driver that ends leaves its episodes: it opens no other of their groups."""
 GIVEN_UP = frozenset(
     (
         "surplus",
@@ -33,7 +37,7 @@ GIVEN_UP = frozenset(
 NO_FAILURE = GIVEN_UP | {
     NO_PARTNER,
     INTERRUPTED,
-    "driver_stopped",
+    DRIVER_STOPPED,
     "not_judged",
     "members_missing",
     "skipped",
