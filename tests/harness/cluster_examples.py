@@ -86,6 +86,20 @@ def kill(cluster: RunningCluster, command: str) -> None:
     os.kill(min(found), signal.SIGKILL)
 
 
+async def kill_an_open_engine(cluster: RunningCluster) -> str:
+    """Kill an engine with SIGKILL once one is open: those of nodes with both tags take turns. Return its name."""
+    engines: dict[str, str] = {}
+
+    async def is_open() -> bool:
+        engines.update(await cluster.engines())
+        return bool(engines)
+
+    await until(is_open, "an engine is open")
+    name, url = engines.popitem()
+    os.kill(cluster.engine_pid(url), signal.SIGKILL)
+    return name
+
+
 async def check_account(cluster: RunningCluster) -> None:
     """Each version was made of the one before and of one batch, no group is in two, and each token is its version's."""
     status = await cluster.admin.status()
@@ -114,9 +128,8 @@ async def check_account(cluster: RunningCluster) -> None:
 async def train_through_every_death(cluster: RunningCluster) -> None:
     """Kill an engine, the trainer and the gateway in turn, the gateway with a version on its way, and check the account."""
     await until_trained(cluster, 3)
-    engine = next(row for row in await cluster.admin.engines() if row["state"] == "open")
-    os.kill(cluster.engine_pid(engine["url"]), signal.SIGKILL)
-    await until(lambda: f"{engine['name']} ended with -9" in cluster.output, "the engine's end is seen")
+    name = await kill_an_open_engine(cluster)
+    await until(lambda: f"{name} ended with -9" in cluster.output, "the engine's end is seen")
     await until_trained(cluster, 2)
     kill(cluster, "trainer.cli run")
     await until(lambda: cluster.output.count("trainer ended with -9") == 1, "the trainer's end is seen")
