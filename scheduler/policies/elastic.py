@@ -24,8 +24,8 @@ evenly; or switch back. It does if the other stage is still not longer afterward
 and if one more rank (back: one more engine) is predicted to gain `WORTH`. These two do not alternate either: after the first
 W / n' <= T' with n' = n - m and T' = T_train r / r', so that W / (n' + m) is less than T_train, which is T' r' / r. Where
 training is divided less well than evenly, it stays longer still. Nor does any of the four undo another: an addition needs
-T_gen > T_train with n engines, and neither giving it back nor training there leaves more than these n to a T_train that is no
-longer.
+T_gen > T_train with n engines, and neither giving it back nor training there leaves more than these n, while T_train is not
+longer than before.
 
 T_train is how long the trainer reports that it was busy with the batch, not what waiting leaves of the step: a trainer that takes
 groups as they come trains while it waits. T_gen is the part of the step, from one version to the next, in which some batch that
