@@ -78,7 +78,7 @@ class Autoscaler:
             self._changing = True
             if self.step is not None:
                 self.step, self._elastic = None, Elastic(self._elastic.steps)
-        elif self.step is None and before not in (None, self._progress.over) and not self._warned:
+        elif self.step is None and before is not None and before != self._progress.over and not self._warned:
             self._warned = True
             return _NO_BUSY_TIME.format(batch=before.batch)
         return ""

@@ -204,7 +204,7 @@ def decide(
 ) -> tuple[Elastic, Change | None]:
     """Return the next state, and the change or None. `gains`: the predicted ones by name; None: the trainer reports no steps."""
     change = _wanted(step, units, gains)
-    if change in PREDICTED and gains is not None and gains[PREDICTED[change]] < WORTH:
+    if gains is not None and change is not None and gains.get(PREDICTED.get(change, ""), WORTH) < WORTH:
         change = None
     agreed = state.agreed + 1 if change == state.change else 1
     if change is None or agreed >= state.steps:
