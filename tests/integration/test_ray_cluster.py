@@ -96,7 +96,7 @@ async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
 
 
 @pytest.mark.long
-async def test_the_example_trains_through_the_death_of_every_process_and_of_the_node_that_trains(
+async def test_the_example_trains_through_the_death_of_every_process_and_of_a_node(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,9 +105,10 @@ async def test_the_example_trains_through_the_death_of_every_process_and_of_the_
     try:
         async with example("ray", tiny_model, tmp_path, environment(nodes), nodes.address) as cluster:
             await train_through_every_death(cluster)
-            nodes.add("other", rollout="true", train="true")
-            nodes.remove("learner")
-            await until(lambda: "is lost" in cluster.output, "the node's end is seen", UP_S)
+            nodes.add("other", rollout="true")
+            await until(lambda: " joined" in cluster.output, "the other node is used", UP_S)
+            nodes.remove("sampler")
+            await until(lambda: " left" in cluster.output, "the node's end is seen", UP_S)
             await until_trained(cluster, 3)
             await check_account(cluster)
             await end_with_ctrl_c(cluster)
