@@ -16,8 +16,12 @@ NO_PARTNER = "no_partner"
 """The reason of an episode that was alone in a match."""
 INTERRUPTED = "interrupted"
 """The reason of an episode whose driver was interrupted."""
+DRIVER_STOPPED = "driver_stopped"
+"""The reason of an episode whose driver stopped, because too many had failed."""
 NOTHING_TO_TRAIN = "nothing_to_train"
 """The reason of a group of which no token can be trained."""
+DRIVER_ENDED = frozenset((INTERRUPTED, DRIVER_STOPPED))
+"""The reasons with which a driver that ends leaves its episodes: it opens no other of their groups."""
 GIVEN_UP = frozenset(
     (
         "surplus",
@@ -36,7 +40,7 @@ NO_FAILURE = GIVEN_UP | {
     FED_BACK,
     NO_PARTNER,
     INTERRUPTED,
-    "driver_stopped",
+    DRIVER_STOPPED,
     "deleted",
     "not_judged",
     "members_missing",

@@ -86,7 +86,7 @@ class EngineMirror:
         slot = pool.slots.get(reported["name"])
         if slot is None:
             slot = pool.slots[reported["name"]] = Slot(reported["name"], reported["url"])
-        slot.follow(reported["url"], owned=not reported["external"])
+        slot.follow(reported["url"], owned=not reported["external"], zone=reported["zone"])
         if slot.engine is None and reported["url"] is not None:
             slot.attach(connect(slot.name, reported["url"], reported["api"]))
         slot.mirror_state(reported["state"], reported["reason"], reported["version"], reported["generation"])

@@ -40,6 +40,7 @@ class SlotMessage(TypedDict):
     version: int
     generation: int
     settled: bool
+    zone: str
 
 
 class EpisodeMessage(TypedDict):
@@ -82,6 +83,7 @@ def slot_to_json(model: str, slot: Slot, api: str) -> SlotMessage:
         "version": slot.version,
         "generation": slot.generation,
         "settled": slot.settled,
+        "zone": slot.zone,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from gateway.config.base import Name
-from headgate.configuration import Section
+from headgate.configuration import Seconds, Section
 from scheduler.policies.placement import Choice, Rule
 from scheduler.policies.throughput import EngineModel
 
@@ -49,6 +49,9 @@ class RoutingSettings(Section):
     """Calls move out of engines with long queues, and from fast engines to slow ones. If it is not given: with `[update] order =
     "pull"`, where stragglers would otherwise keep an engine from ever pulling."""
     engine_prior: EnginePrior = EnginePrior()
+    distance_s: Seconds = 0.05
+    """Seconds that a call takes longer in an engine of another zone than `[cluster] zone`. With `gain`, it goes there if it still
+    gains more."""
 
 
 class NodeSettings(Section):

@@ -100,6 +100,8 @@ class ClusterSettings(Section):
     """Seconds without a renewal after which another process becomes the coordinator."""
     peer_timeout_s: Seconds = 10.0
     """Seconds that a process may take to carry out the coordinator's request before it counts as dead."""
+    zone: str = Field("", max_length=64)
+    """The network zone of this process and its agents, as `[nodes.NAME] zone` of engines: its calls prefer the zone's engines."""
 
     @property
     def member(self) -> ClusterMember | None:

@@ -172,7 +172,7 @@ class ProgramPlacer:
         for name, state in now.items():
             if self._open.get(name) != state:
                 self._open[name] = state
-                self._host.inject(self.reactor.opened, Opened(name, state[0]))
+                self._host.inject(self.reactor.opened, Opened(name, state[0], slots[name].zone))
 
     # Decisions
 

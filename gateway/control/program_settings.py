@@ -42,4 +42,6 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
         "choice": {"rule": routing.rule},
         "engine": routing.engine_prior.model_dump(),
         "migration": {"on": pulls if routing.migrate is None else routing.migrate},
+        "zone": settings.cluster.zone,
+        "distance_s": routing.distance_s if settings.cluster.zone else 0.0,
     }

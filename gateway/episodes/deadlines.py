@@ -88,8 +88,14 @@ class GroupDeadlines:
         self._ledgers = ledgers
         self._without_member: dict[tuple[str, str], float] = {}
         """Groups (with their model) without a running member, and since when."""
+        self._left: set[tuple[str, str]] = set()
+        """Groups whose driver ended before them."""
         self._stuck: dict[str, tuple[tuple[str, ...], float]] = {}
         """The groups that each model's leased batch waits for, and since when."""
+
+    def leave(self, model: str, group_id: str) -> None:
+        """Record that a group's driver has ended, so that nothing opens the members that are missing."""
+        self._left.add((model, group_id))
 
     async def sweep(self, now: float, running: Collection[tuple[str, str]]) -> None:
         """End what is overdue. `running`: the groups, with their model, that have a training member that runs or is graded."""
@@ -99,15 +105,17 @@ class GroupDeadlines:
 
     async def _close_memberless(self, now: float, running: Collection[tuple[str, str]]) -> None:
         """Close groups that wait for members which never come, for example because their driver died."""
-        waiting = {
+        reserved = {
             (model, group.group_id)
             for model, ledger in self._ledgers.items()
             for group in ledger.rule.groups()
-            if group.state == "reserved" and (model, group.group_id) not in running
+            if group.state == "reserved"
         }
+        self._left &= reserved
+        waiting = reserved.difference(running)
         self._without_member = {key: self._without_member.get(key, now) for key in waiting}
         for (model, group_id), since in self._without_member.items():
-            if now - since > self._settings.episodes.idle_s:
+            if (model, group_id) in self._left or now - since > self._settings.episodes.idle_s:
                 await self._ledgers[model].apply(CloseGroup(group_id, "members_missing"))
 
     async def _unstick(self, model: str, now: float) -> None:

@@ -36,6 +36,7 @@ from gateway.store.sampled import sampled
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.training_feed.ledger import LedgerListener, StoredLedger
 from gateway.trajectories.recorder import Recorder
+from headgate.end_reasons import DRIVER_ENDED
 from headgate.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
 from headgate.keys import key_hash, split_attempt
 from headgate.types import EpisodeOpened, EpisodeRequest
@@ -294,7 +295,10 @@ class Episodes(LedgerListener):
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
         """Close an episode without a reward; `error`: its agent's last error output. Raise NotFound or Conflict."""
-        await self._end(await self._open(episode_id), Outcome(reason, {"error": shortened(error)}))
+        live = await self._open(episode_id)
+        if reason in DRIVER_ENDED:
+            self._group_deadlines.leave(live.model, live.group_id)
+        await self._end(live, Outcome(reason, {"error": shortened(error)}))
 
     async def sweep(self) -> None:
         """End what missed its deadline: idle or endless episodes, groups whose members never came, batches that are stuck."""

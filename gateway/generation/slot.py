@@ -78,7 +78,7 @@ class Slot:
         self.mirror = mirror
         """The URL of the mirror of weights near the engine, if it does not read this machine's files."""
         self.zone = zone
-        """The network zone of its node; only the coordinator knows."""
+        """The network zone of its node."""
         self.owned = False
         """True if the engine is a child process of the coordinator, with which it ends; set in followers."""
         self.reason = ""
@@ -295,9 +295,9 @@ class Slot:
         """Set what only a coordinator knows about an engine."""
         self.node, self.mirror, self.zone = node, mirror, zone
 
-    def follow(self, url: str | None, *, owned: bool) -> None:
-        """Set the URL that the coordinator reports; a new URL drops the connection to the old one."""
-        self.owned = owned
+    def follow(self, url: str | None, *, owned: bool, zone: str) -> None:
+        """Set what the coordinator reports; a new URL drops the connection to the old one."""
+        self.owned, self.zone = owned, zone
         if url is not None and url != self.external_url:
             self.external_url, self.engine = url, None
 

@@ -193,8 +193,8 @@ def leased(connection: Connection, episode_ids: Collection[str]) -> list[dict[st
     """Return the leased batches that have some episodes: their trainer may have read them before they were erased."""
     groups: set[tuple[str, str]] = set()
     for some in portions(sorted(episode_ids)):
-        query = select(EpisodeRow.model, EpisodeRow.group_id).where(EpisodeRow.id.in_(some))
-        groups |= {(row.model, row.group_id) for row in connection.execute(query)}
+        members = select(EpisodeRow.model, EpisodeRow.group_id).where(EpisodeRow.id.in_(some))
+        groups |= {(row.model, row.group_id) for row in connection.execute(members)}
     rows = set()
     for some in portions(sorted({group for _, group in groups})):
         query = (

@@ -397,6 +397,18 @@ class GatewayClient:
         body |= {"run": run, "folder": folder}
         await self._json("POST", "/steps", json=body)
 
+    async def steps(
+        self, after: int = -1, figures: Sequence[str] = (), model: str | None = None
+    ) -> list[tuple[int, dict[str, float]]]:
+        """Return the later steps of a model's newest run with these figures, of which one that a step lacks is left out."""
+        query = [("after", str(after)), ("points", "100000"), *(("figure", name) for name in figures)]
+        found = await self._json("GET", "/steps", params=[*query, *_model_query(model).items()])
+        columns = found["figures"].items()
+        return [
+            (step, {name: values[row] for name, values in columns if values[row] is not None})
+            for row, step in enumerate(found["step"])
+        ]
+
     # Requests
 
     async def _json(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> dict[str, Any]:

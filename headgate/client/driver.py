@@ -32,14 +32,13 @@ from headgate.client.outcomes import Crash, EpisodeEnded, EpisodeOutcome, closed
 from headgate.client.refusal import NotAGateway, no_gateway
 from headgate.client.retry import GatewayUnreachable, RetryPolicy, Stopped, sleep_or_stop
 from headgate.client.waits import Waits
-from headgate.end_reasons import INTERRUPTED
+from headgate.end_reasons import DRIVER_STOPPED, INTERRUPTED
 from headgate.keys import attempt_key
 from headgate.rewards import all_equal
 from headgate.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
 
 _CONFLICT, _SERVER_ERRORS = 409, 500
 NO_REWARD, REWARD_REFUSED = "no_reward", "reward_refused"
-DRIVER_STOPPED = "driver_stopped"
 
 
 @dataclass(frozen=True, slots=True)

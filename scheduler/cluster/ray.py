@@ -37,7 +37,8 @@ _NODE_ID = "ray.io/node-id"
 _GIB = 2**30
 _MODE, _TOKEN = "RAY_AUTH_MODE", "token"
 _KILL_S = 10.0
-_POLL_S = 0.5
+_POLL_S = 5.0
+"""The longest that one request waits for a placement group; a busy head takes more than half a second to respond."""
 _RESPONSE_S = 60.0
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from headgate.http import responds
 from headgate.processes.supervised import Report
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import TRAIN, NodeInUse
+from scheduler.policies.limits import FIGURES, Figures
 
 _RESPONSE_S = 10.0
 _REMOVAL_S = 5.0
@@ -87,6 +88,13 @@ class Registry:
         """Return the state of training, or None if the gateway does not respond."""
         try:
             return await self._client.status(self._model)
+        except _NO_RESPONSE:
+            return None
+
+    async def steps(self, after: int) -> Sequence[tuple[int, Figures]] | None:
+        """Return the trainer's later steps, with what `limits` needs, or None if the gateway does not respond."""
+        try:
+            return await self._client.steps(after, FIGURES, self._model)
         except _NO_RESPONSE:
             return None
 

@@ -9,9 +9,11 @@ the order trainer, gateway, engines; none is left when `run` returns.
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 from weakref import WeakSet
@@ -80,7 +82,7 @@ class Supervisor:
         self._widest: tuple[Placement, ...] = ()
         """The placements of the greatest number of ranks."""
         ranks = file.trainer.ranks if file.trainer is not None else 1
-        self._autoscaler = Autoscaler(file.elastic, ranks) if file.elastic is not None else None
+        self._autoscaler = Autoscaler(file.elastic, ranks, self._record) if file.elastic is not None else None
         self._stop = asyncio.Event()
         self._ranks = self._trainer()
         self._running: asyncio.Task[int] | None = None
@@ -291,15 +293,22 @@ class Supervisor:
             autoscaler.finish_leaving(beyond(rest))
             self._use(rest)
 
+    def _record(self, row: Mapping[str, Any]) -> None:
+        """Append a change of `[elastic]`, or what it gave, to `elastic.jsonl`."""
+        self._file.cluster.dir.mkdir(parents=True, exist_ok=True)
+        with (self._file.cluster.dir / "elastic.jsonl").open("a") as file:
+            file.write(json.dumps({"time": time.time(), **row}) + "\n")
+
     async def _decide(self, registry: Registry, autoscaler: Autoscaler) -> str:
         found, status = await self._launcher.discover(), await registry.status()
         if status is None:
             autoscaler.reset()
             return ""
-        return autoscaler.update(
-            asyncio.get_running_loop().time(),
-            status,
-            self._engines.alive(),
+        warning = autoscaler.observe(asyncio.get_running_loop().time(), status, self._engines.alive())
+        if autoscaler.step is None or (steps := await registry.steps(autoscaler.since)) is None:
+            return warning
+        return autoscaler.decide(
+            steps,
             next_spare(self._groups, found, self._names, autoscaler.spare),
             last_spare(self._nodes, list(self._names), self._trainers),
             *self._counts.shifts(self._nodes, self._assignment.ranks),

@@ -3,14 +3,16 @@ can be given back at no cost, and whether a node should change between rollout a
 
 Generation and training of successive batches overlap, so a step takes as long as the longer of T_gen and T_train. Generation is
 divided evenly: with n engines a batch is W = n T_gen seconds of engines, and m more make it W / (n + m). StreamRL adds a unit
-while delta >= delta', where delta = T_gen - T_train and delta' = T_gen - W / (n + m) is what the unit saves:
+while delta >= delta', where delta = T_gen - T_train and delta' = T_gen - W / (n + m) is what the unit saves. Where the trainer's
+steps are known, what limits the run (`limits.py`) decides in its place, because generation is seldom divided evenly:
 
-    add a unit of m engines while           W / (n + m) >= T_train: all that it saves is saved, as training is still no longer;
+    add a unit of m engines while           T_gen > T_train and one more engine is predicted to gain `WORTH`; without steps,
+                                            W / (n + m) >= T_train: all that it saves is saved, as training is still no longer;
     give back a unit of m engines while     W / (n - m) <  T_train: T_train - T_gen is more than that adds to generation,
                                             so training still takes longer, and a step takes no longer than before.
 
 At constant W and T_train the two never alternate if the unit that was added last is the first to be given back. After an addition
-there are N = n + m engines, and W / (N - m) = W / n > W / (n + m) >= T_train: not given back. Once one is given back W / n <
+there are N = n + m engines, and W / (N - m) = W / n = T_gen > T_train of then: not given back. Once one is given back W / n <
 T_train for the n that are left, and a unit of any size makes that less: none is added. Between the two lies a whole unit.
 
 A node that can do both can switch to training, so that r ranks become r' > r, and training takes T_train r / r' if it is divided
@@ -19,9 +21,11 @@ evenly; or switch back. It does if the other stage is still not longer afterward
     train on a node of m engines more while      W / (n - m) <= T_train r / r'
     train on one fewer (r' < r) while            W / (n + m) >= T_train r / r'
 
-These two do not alternate either: after the first W / n' <= T' with n' = n - m and T' = T_train r / r', so that W / (n' + m) is
-less than T_train, which is T' r' / r. Nor does any of the four undo another, since each leaves the stage that was longer no
-shorter than the other. Where training is divided less well than evenly, it stays longer still.
+and if one more rank (back: one more engine) is predicted to gain `WORTH`. These two do not alternate either: after the first
+W / n' <= T' with n' = n - m and T' = T_train r / r', so that W / (n' + m) is less than T_train, which is T' r' / r. Where
+training is divided less well than evenly, it stays longer still. Nor does any of the four undo another: an addition needs
+T_gen > T_train with n engines, and neither giving it back nor training there leaves more than these n, while T_train is not
+longer than before.
 
 T_train is how long the trainer reports that it was busy with the batch, not what waiting leaves of the step: a trainer that takes
 groups as they come trains while it waits. T_gen is the part of the step, from one version to the next, in which some batch that
@@ -32,10 +36,43 @@ are given back and shrinks when some are added, so the above holds all the more.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from scheduler.policies import limits
+
 Change = Literal["add", "give back", "train on more", "train on fewer"]
+WORTH = 0.05
+"""The least predicted gain for which a node is added or moved."""
+PREDICTED: dict[Change, str] = {
+    "add": "one more engine",
+    "train on more": "one more rank",
+    "train on fewer": "one more engine",
+}
+"""The name of the gain that is predicted for a change (`limits.Change`)."""
+
+
+HELD = 10
+"""Steps with the same engines and ranks by which a change is predicted, and by which the last one is compared with its
+prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A change that was made, what was predicted for it, and the mean seconds of a step before."""
+
+    what: str
+    predicted: limits.Change | None
+    before_s: float
+
+    def outcome(self, after_s: float) -> str:
+        """Return in words what it gave. `after_s`: the mean seconds of a step since."""
+        predicted = f"; {self.predicted}" if self.predicted is not None else ""
+        return (
+            f"since {self.what} a step takes {after_s:.1f} s in place of {self.before_s:.1f} s"
+            f" ({self.before_s / after_s - 1:+.0%}{predicted})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +199,25 @@ class Elastic:
     agreed: int = 0
 
 
-def decide(state: Elastic, step: Measured, units: Units) -> tuple[Elastic, Change | None]:
-    """Return the next state, and the change or None."""
-    change = _wanted(step, units)
+def decide(
+    state: Elastic, step: Measured, units: Units, gains: Mapping[str, float] | None = None
+) -> tuple[Elastic, Change | None]:
+    """Return the next state, and the change or None. `gains`: the predicted ones by name; None: the trainer reports no steps."""
+    change = _wanted(step, units, gains)
+    if gains is not None and change is not None and gains.get(PREDICTED.get(change, ""), WORTH) < WORTH:
+        change = None
     agreed = state.agreed + 1 if change == state.change else 1
     if change is None or agreed >= state.steps:
         return Elastic(state.steps), change
     return Elastic(state.steps, change, agreed), None
 
 
-def _wanted(step: Measured, units: Units) -> Change | None:
+def _wanted(step: Measured, units: Units, gains: Mapping[str, float] | None) -> Change | None:
     if step.generation_s > step.training_s:
         if (back := units.fewer_ranks) and back.generation_s(step) >= back.training_s(step):
             return "train on fewer"
-        return "add" if units.more and step.generation_with(units.more) >= step.training_s else None
+        whole = gains is not None or step.generation_with(units.more) >= step.training_s
+        return "add" if units.more and whole else None
     more_ranks = units.more_ranks
     left = more_ranks is not None and more_ranks.engines < step.engines
     if more_ranks and left and more_ranks.generation_s(step) <= more_ranks.training_s(step) < step.training_s:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from scheduler.policies.throughput import EngineModel
@@ -90,6 +90,13 @@ class RolloutSeconds:
             self.sampling += seconds
             for name, share in _shorter(engines, running, waiting, more_calls).items():
                 setattr(self, name, getattr(self, name) + seconds * share)
+
+
+FIGURES = (
+    *("seconds/total", "seconds/idle", "seconds/publish", "seconds/compute", "ranks", "eta"),
+    *(f"{PREFIX}{field.name}" for field in fields(RolloutSeconds)),
+)
+"""The figures of a step that `advise` reads."""
 
 
 def _shorter(

@@ -51,11 +51,17 @@ class Engines:
     # Events of engines
 
     def opened(
-        self, name: str, version: int, model: EngineModel, runs: Iterable[tuple[int, int]] = ()
+        self,
+        name: str,
+        version: int,
+        model: EngineModel,
+        runs: Iterable[tuple[int, int]] = (),
+        far_s: float = 0.0,
     ) -> None:
-        """Open an engine that runs this version. `runs` has `min_version` and length of the calls that it kept."""
+        """Open an engine that runs this version. `runs` has `min_version` and length of the calls that it kept; `far_s`: what a
+        call loses by its distance."""
         self.closed(name)
-        engine = OpenEngine(name, version, self._models.get(name, model))
+        engine = OpenEngine(name, version, self._models.get(name, model), far_s)
         self.open[name] = engine
         for version_then, length in runs:
             self._count(engine, version_then, 1)

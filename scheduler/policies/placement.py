@@ -9,7 +9,8 @@ Two rules, which `open_engines.py` applies, decide which is best, and whether th
   from the others; an engine has room while the gain is above `min_gain_share` of what the call would add to an empty engine, and
   while nothing waits in the engine's own queue. A call most of which an engine has in its cache, such as a later turn, stays
   there until another engine adds `BETTER` times as much, prefill included: the turns after it would have no cache there either.
-  So an agent that fans out gets several engines.
+  So an agent that fans out gets several engines. To an engine of another zone than the process's own a call costs `far_s`, which
+  only the call itself loses.
 
 *Late calls* (headgate's addition to `gain`). A group that began under `min_version` is trained by `min_version` + eta: its
 calls that still run once newer versions exist hold up a batch; other calls do not. So a call weighs
@@ -78,6 +79,8 @@ class OpenEngine:
     name: str
     version: int
     model: EngineModel
+    far_s: float = 0.0
+    """Seconds that a call takes longer there than in an engine of this process's own zone."""
     running: int = 0
     """Calls in it, its own queue included: those placed here, and `foreign`."""
     foreign: int = 0
@@ -175,6 +178,7 @@ class Choice:
         inside = running + engine.extra
         prefill_s = model.s_per_call * (length - cached)
         lost = (inside + weight) / then_s * prefill_s / (stay * then_s)
+        lost += weight / then_s * engine.far_s / (stay * then_s)
         gain = (inside + weight) / then_s - (inside / now_s if running else 0.0)
         return (lost - gain, running, engine.version, engine.name)
 

@@ -54,6 +54,8 @@ class Opened:
 
     engine: str
     version: int
+    zone: str = ""
+    """The network zone of its node."""
 
 
 @dataclass(frozen=True, slots=True)

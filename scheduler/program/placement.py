@@ -58,6 +58,10 @@ class PlacementSettings:
     """The speed model of an engine that has not been fitted yet."""
     sync: SyncSettings = field(default_factory=SyncSettings)
     migration: MigrationSettings = field(default_factory=MigrationSettings)
+    zone: str = ""
+    """The network zone of this process; empty: all engines are equally near."""
+    distance_s: float = 0.0
+    """Seconds that a call takes longer in an engine of another zone."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> PlacementSettings:
@@ -199,7 +203,9 @@ class Placement(Reactor):
         opened = now[self.opened]
         runs = self._inside.get(opened.engine, {}).values()
         kept = [(run.request.version, run.request.length) for run in runs]
-        self._engines.opened(opened.engine, opened.version, self._settings.engine, kept)
+        given = self._settings
+        far_s = given.distance_s if given.zone and opened.zone != given.zone else 0.0
+        self._engines.opened(opened.engine, opened.version, given.engine, kept, far_s)
         if opened.version >= self._target:
             self._pulls.pop(opened.engine, None)
 

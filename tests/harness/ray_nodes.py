@@ -83,6 +83,7 @@ def ray_nodes() -> Iterator[RayNodes]:
         "RAY_AUTH_TOKEN": token,
         "RAY_health_check_period_ms": "500",
         "RAY_health_check_failure_threshold": "20",
+        "RAY_raylet_start_wait_time_s": "300",  # on a busy machine
     }
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate.client import GatewayClient
+from headgate.client import GatewayClient, GatewayRefused
 from headgate.processes.child import LocalProcess
 from headgate.processes.ports import free_port
 from headgate.types import EpisodeOpened
@@ -36,6 +36,13 @@ class RunningCluster:
     def output(self) -> str:
         """The output of `scheduler run`."""
         return self.folder.joinpath("run.log").read_text()
+
+    async def version(self) -> int:
+        """Return the newest live version; -1 while the gateway does not respond."""
+        try:
+            return int((await self.admin.status())["version"])
+        except (GatewayRefused, httpx.HTTPError):
+            return -1
 
     async def engines(self) -> dict[str, str]:
         """Return the URL of each engine that is open."""

@@ -15,6 +15,13 @@ import pytest
 
 from headgate.extras import install_command
 from headgate.processes.child import LocalProcess
+from tests.harness.cluster_examples import (
+    check_account,
+    end_with_ctrl_c,
+    example,
+    train_through_every_death,
+    until_trained,
+)
 from tests.harness.ray_nodes import RayNodes, node_of, ray_nodes
 from tests.harness.scheduler_process import (
     UP_S,
@@ -89,6 +96,27 @@ async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
 
 
 @pytest.mark.long
+async def test_the_example_trains_through_the_death_of_every_process_and_of_a_node(
+    nodes: RayNodes, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nodes.add("sampler", rollout="true")
+    nodes.add("learner", rollout="true", train="true")
+    try:
+        async with example("ray", tiny_model, tmp_path, environment(nodes), nodes.address) as cluster:
+            await train_through_every_death(cluster)
+            nodes.add("other", rollout="true")
+            await until(lambda: " joined" in cluster.output, "the other node is used", UP_S)
+            nodes.remove("sampler")
+            await until(lambda: " left" in cluster.output, "the node's end is seen", UP_S)
+            await until_trained(cluster, 3)
+            await check_account(cluster)
+            await end_with_ctrl_c(cluster)
+    finally:
+        nodes.remove_all()
+
+
+@pytest.mark.long
 async def test_a_cluster_that_waits_for_resources_names_their_holder_and_ends_on_a_signal(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +135,7 @@ async def test_a_cluster_that_waits_for_resources_names_their_holder_and_ends_on
                     lambda: "Ray had no room within 3 s" in waiting.output, "it reports the holder", UP_S
                 )
                 assert "needs 2 CPU on g-" in waiting.output
+                assert "where 0 CPU is free" in waiting.output
                 assert "holder: g-" in waiting.output
                 assert await waiting.stop() == 0, waiting.output
     finally:

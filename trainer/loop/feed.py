@@ -68,6 +68,8 @@ class Feed:
         self._model = model
         self._timeout_s = timeout_s
         self._leasing = asyncio.Lock()
+        self._nodes: set[str] = set()
+        """The nodes that the gateway has known. A gateway that was restarted knows them again once they are registered again."""
 
     # Versions
 
@@ -175,7 +177,9 @@ class Feed:
         """Wait until a node is this trainer's, and return the seconds after which the claim ends unless it is renewed."""
         deadline = time.monotonic() + self._timeout_s
         while True:
-            claimed = await self._request("claim", lambda: self._client.claim(node, POLL_S, self._model))
+            claimed = await self._of_node(
+                "claim", node, lambda: self._client.claim(node, POLL_S, self._model)
+            )
             if claimed["role"] == "train":
                 return float(claimed["claim_s"])
             if time.monotonic() > deadline:
@@ -191,13 +195,19 @@ class Feed:
         `compute_s`: seconds of computation on the groups of the last batch. `load_s`: until its weights were back. `overhead_s`:
         the rest of the work on that batch.
         """
-        await self._request(
-            "release", lambda: self._client.release(node, self._model, compute_s, load_s, overhead_s)
+        await self._of_node(
+            "release", node, lambda: self._client.release(node, self._model, compute_s, load_s, overhead_s)
         )
 
     async def recalled(self, node: str) -> bool:
         """Return true if the node is not lent, and will not be until the batch is complete."""
-        return bool((await self._request("stream", lambda: self._client.node(node)))["claimable"])
+        return bool((await self._of_node("stream", node, lambda: self._client.node(node)))["claimable"])
+
+    async def _of_node(self, step: str, node: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a request about a node; wait for one that the gateway knows no more."""
+        response = await self._request(step, call, retry=(_NOT_FOUND,) if node in self._nodes else ())
+        self._nodes.add(node)
+        return response
 
     # Requests to the gateway
 

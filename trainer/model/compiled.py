@@ -52,7 +52,7 @@ def compile_layers(layers: Sequence[nn.Module], backend: Any = "inductor") -> No
     """Compile the passes of layers; before they are checkpointed and sharded, which both stay outside of the graphs."""
     # Inductor otherwise times reductions whose order of sums differs, and a restart may choose another one.
     exact = backend == "inductor" and torch.are_deterministic_algorithms_enabled()
-    options = {"deterministic": True} if exact else None
+    options: dict[str, Any] | None = {"deterministic": True} if exact else None
     for layer in layers:
         graph = torch.compile(layer.forward, dynamic=True, backend=backend, options=options)
         layer.forward = partial(_pass, layer, layer.forward, graph)

@@ -370,6 +370,25 @@ async def test_an_unavailable_gateway_is_reported_once_and_then_named_in_the_err
     ]
 
 
+async def test_a_node_that_a_restarted_gateway_does_not_know_yet_is_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.loop.feed.RETRY_S", 0.0)
+    responses = ["no node", "known", "no node", "no node", "known"]
+
+    class Client:
+        async def release(self, node: str, *_: object) -> None:
+            if responses.pop(0) == "no node":
+                raise GatewayRefused(404, f"no node {node!r}", "no_node", None)
+
+    feed = Feed(Client(), None, 60.0)  # type: ignore[arg-type]
+    with pytest.raises(GatewayRefused, match="no node 'wrong'"):
+        await feed.release("wrong", 0.0)
+    await feed.release("t0", 0.0)
+    await feed.release("t0", 0.0)
+    assert responses == []
+
+
 async def test_a_batch_that_never_comes_names_the_step(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,13 +146,21 @@ class Places:
                 if differing is not None:
                     result.wrong[name] = f"{differing.block} holds other numbers than were published"
                 continue
-            found[name] = [place for key in blocks for place in self._find(name, rows, key, blocks[key])]
+            found[name] = self._sure(name, rows, blocks)
             if not found[name]:
                 result.missing.append(name)
             elif partial := next((p for p in found[name] if self._differs(blocks[p.block], rows, p)), None):
                 result.wrong[name] = f"{partial.block} holds a part of other numbers than were published"
         self._remember({name: places for name, places in found.items() if name not in result.wrong})
         return result
+
+    def _sure(self, name: str, rows: Tensor, blocks: Mapping[str, Block]) -> list[TensorPart]:
+        """Return the places of a tensor. If the block of its own name holds all of it, one that only resembles it is none: the
+        norms of a model that has hardly learned have few different numbers."""
+        places = [place for key in blocks for place in self._find(name, rows, key, blocks[key])]
+        equal = [place for place in places if not self._differs(blocks[place.block], rows, place)]
+        whole = any(_same_name(name, p.block) and p.rows == len(rows) and p.share == (0, 1) for p in equal)
+        return equal if whole else places
 
     def _remember(self, found: Mapping[str, list[TensorPart]]) -> None:
         """Keep the places of one tensor only that are its only ones in a block; equal tensors and rows distinguish nothing."""

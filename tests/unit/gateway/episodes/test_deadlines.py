@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.episodes.deadlines import EpisodeDeadlines
+from gateway.episodes.deadlines import EpisodeDeadlines, GroupDeadlines
 from gateway.episodes.open_episode import OpenEpisode
 
 
@@ -51,3 +52,20 @@ def test_a_set_limit_holds_whatever_is_usual() -> None:
     deadlines = deadlines_of(total_s=50.0)
     deadlines.record(member("first"), 3500.0)
     assert [deadlines.missed_deadline(member("e"), at) for at in (50.0, 51.0)] == ["", "total_deadline"]
+
+
+async def test_a_group_whose_driver_has_ended_is_closed_once_none_of_its_members_runs() -> None:
+    closed: list[str] = []
+
+    async def apply(event: Any) -> None:
+        closed.append(event.group_id)
+
+    groups = [SimpleNamespace(group_id=name, state="reserved") for name in ("left", "waits")]
+    rule = SimpleNamespace(groups=lambda: groups, leased=False)
+    ledgers: Any = {"m": SimpleNamespace(rule=rule, apply=apply)}
+    deadlines = GroupDeadlines(Settings.parse({"models": {"m": {"path": "nowhere"}}}), ledgers)
+    deadlines.leave("m", "left")
+    await deadlines.sweep(0.0, {("m", "left")})
+    assert closed == []
+    await deadlines.sweep(1.0, set())
+    assert closed == ["left"]

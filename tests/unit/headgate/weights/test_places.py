@@ -182,3 +182,14 @@ def test_a_tensor_whose_rows_are_all_equal_is_judged_by_the_next_version() -> No
         assert not places.compare({name: held}, [(name, rows)]).wrong
     held[0, 0] += 1
     assert name in places.compare({name: held}, [(name, rows)]).wrong
+
+
+def test_norms_that_have_hardly_learned_are_not_mistaken_for_one_another() -> None:
+    """After one step each number of a norm is one of two."""
+    signs = torch.tensor([1, 1, -1, 1, 1, -1, 1, 1])
+    one, other = 1 + 1e-3 * signs, 1 + 1e-3 * signs.roll(1)
+    names = [f"model.layers.0.self_attn.{n}_norm.weight" for n in "qk"]
+    version = dict(zip(names, (one, other), strict=True))
+    assert Places().compare(dict(version), version.items()).wrong == {}
+    stale = version | {names[1]: torch.ones(8)}
+    assert list(Places().compare(stale, version.items()).wrong) == [names[1]]

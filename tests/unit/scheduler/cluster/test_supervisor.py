@@ -92,7 +92,7 @@ class Cluster:
         )
         (folder / "config.json").write_text("{}")
         path = folder / "cluster.toml"
-        head = '[cluster]\nlauncher = "ray"\npoll_interval_s = 0.05\nrestarts = 0\n[ray]\nwait_s = 0.1\n'
+        head = f'[cluster]\nlauncher = "ray"\npoll_interval_s = 0.05\nrestarts = 0\ndir = "{folder}"\n[ray]\nwait_s = 0.1\n'
         path.write_text(f'{head}[gateway]\nconfig = "{gateway}"\n{text}')
         self.machines = Machines()
         for name, tags in nodes.items():
@@ -316,7 +316,11 @@ class Elastic(Gateway):
     async def status(self) -> dict[str, Any]:
         return self.status_now
 
-    async def steps(self, **busy: float) -> None:
+    async def steps(self, after: int) -> list[tuple[int, dict[str, float]]]:
+        """The trainer reports no steps."""
+        return []
+
+    async def trains(self, **busy: float) -> None:
         """Two steps, with all engines that should run. `busy`: the report of the trainer."""
         for _ in range(2):
             self.version += 1
@@ -347,12 +351,12 @@ async def grown(cluster: Cluster, **busy: float) -> Elastic:
     gateway = Elastic(cluster)
     await cluster.start()
     assert cluster.engines == ["s-x-0"]
-    await gateway.steps()
-    await gateway.steps()
+    await gateway.trains()
+    await gateway.trains()
     assert cluster.engines == ["s-x-0", "s-y-0"]
     for engine in cluster.supervisor._engines._engines.values():
         await result_of(engine.process.up.wait(), "the engine is up")
-    await gateway.steps(**busy)
+    await gateway.trains(**busy)
     assert any("s-y is given back" in line for line in cluster.lines)
     return gateway
 
@@ -366,8 +370,8 @@ async def test_the_trainer_goes_on_with_a_node_more_and_without_it_when_that_is_
     gateway = Elastic(cluster)
     await cluster.start()
     assert cluster.supervisor._claimed == {"t"}
-    await gateway.steps(busy_s=1e6)
-    await gateway.steps(busy_s=1e6)
+    await gateway.trains(busy_s=1e6)
+    await gateway.trains(busy_s=1e6)
     assert cluster.supervisor._claimed == {"t", "b"}
     assert [job.env["RANK"] for job in await cluster.rank_jobs()] == ["0", "1"]
     cluster.machines.remove("b")
@@ -404,7 +408,7 @@ async def test_no_step_counts_until_the_engine_of_a_new_node_has_been_ready(clus
     await cluster.start()
     for starting, nodes in (("s-y-0", 1), ("s-y-0", 2), ("s-y-0", 2), ("", 3)):
         gateway.starting = starting
-        await gateway.steps()
+        await gateway.trains()
         assert len(cluster.engines) == nodes
 
 

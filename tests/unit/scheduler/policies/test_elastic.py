@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.policies.elastic import (
+    WORTH,
     Elastic,
     Measured,
     Observation,
@@ -194,3 +195,14 @@ def test_at_constant_work_nothing_is_undone(
         changes.add(change)
     assert change is None, "it settles"
     assert changes <= {"add", "train on fewer"} or changes <= {"give back", "train on more"}
+
+
+def test_what_limits_the_run_decides_whether_a_node_is_added_or_moved() -> None:
+    """12 s of generation are 6 s with twice the engines, less than the 10 s of training: evenly divided, 2 s would be wasted."""
+    units, step = Units(more=1), Measured(12, 10, 1)
+    assert decide(Elastic(1), step, units)[1] is None
+    assert decide(Elastic(1), step, units, {"one more engine": WORTH})[1] == "add"
+    assert decide(Elastic(1), step, units, {"one more engine": WORTH - 0.01})[1] is None
+    shifts, training = Units(more_ranks=Shift(1, 1, 2)), Measured(4, 12, 3)
+    assert decide(Elastic(1), training, shifts, {"one more rank": 0.0})[1] is None
+    assert decide(Elastic(1), training, shifts, {"one more rank": 0.4})[1] == "train on more"

@@ -221,3 +221,13 @@ def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
     fall.engines.apply_snapshot("a", 1, 1, 0)
     fall.engines.refile()
     assert poured(fall, Arrived("one", 0, 10)) == {"one": "b"}  # `a` would gain more, but for its queue
+
+
+def test_a_call_leaves_its_zone_once_another_engine_gains_more_than_the_distance_costs() -> None:
+    """A call gains 0.5 in an empty engine, of which 64 s of its 512 s there are lost by the distance: 0.4375; as the second of
+    the near engine, it gains 0.5, as the third 0.2."""
+    engines = Engines(GAIN)
+    engines.opened("far", 0, MODEL, far_s=64.0)
+    engines.opened("near", 0, MODEL)
+    placed = poured(Waterfall(engines), *calls(4))
+    assert list(placed.values()) == ["near", "near", "far", "far"]

@@ -195,6 +195,16 @@ def test_the_engine_that_admits_a_group_is_the_one_that_would_get_its_call() -> 
     assert field.placed == {name: engine for name, engine in before.items() if name != "c"}
 
 
+def test_engines_of_another_zone_are_far_for_a_process_with_a_zone() -> None:
+    for zone, expected in (("a", ["z", "z", "b"]), ("", ["b", "z", "b"])):
+        field = Field(zone=zone, distance_s=64.0)
+        for name, where in (("b", "b"), ("z", "a")):
+            field.open[name] = 0
+            field.inject(field.reactor.opened, Opened(name, 0, where))
+        field.arrive(*calls("c", "d", "e"))
+        assert [field.placed[name] for name in "cde"] == expected
+
+
 def test_the_run_of_a_placement_replays() -> None:
     class Kept(io.BytesIO):
         def close(self) -> None:
