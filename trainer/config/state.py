@@ -27,8 +27,9 @@ class PublishSettings(Section):
 
     keep: int = Field(3, ge=2, le=10_000)
     """The number of versions to keep; the newest version and its parent are always kept."""
-    timeout_s: Seconds = 600.0
-    """Seconds that the engines may take to load a published version; raise it for large models on slow disks."""
+    timeout_s: Seconds | None = None
+    """Seconds that the engines may take to load a published version. By default 600, and 100 for each GB of it, as the gateway
+    itself ends a load that is stuck."""
     transport: Literal["filesystem", "http", "collective", "lora"] = "filesystem"
     """`filesystem`: gateway and engines read the folder under `[run] dir`; `http`: this trainer serves it at `listen`, and the
     gateway and the engines' mirrors fetch it; `collective`: the gateway reads the folder, and this trainer sends to the

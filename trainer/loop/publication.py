@@ -29,6 +29,9 @@ from trainer.rank_trainer import RankTrainer
 
 _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
 """The gateway's codes for weights that it refuses permanently."""
+_LIVE_S = 600.0
+_SLOWEST = 1e7
+"""Bytes/s: as the gateway's own bound for engines whose reading it sees."""
 _ENGINES_S = 1.0
 """Seconds between two publications while the gateway has no engine to try the version."""
 
@@ -129,6 +132,8 @@ class Publication:
         A gateway that was just started has no engines yet, so a version that none has tried is published again.
         """
         limit = self._settings.timeout_s
+        if limit is None:
+            limit = _LIVE_S + folders.weight_bytes(self._weights.path(version)) / _SLOWEST
         deadline = time.monotonic() + limit
         record: dict[str, Any] = {"state": "updating", "why": ""}
         while record["state"] != "live":
