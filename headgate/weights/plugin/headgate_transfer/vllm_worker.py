@@ -40,7 +40,7 @@ class ProvingWorker:
         received = getattr(transfer, "taken", None)
         if received is not None and received.version == version:
             transfer.taken = None
-            tensors = received.tensors()
+            tensors = ((name, tensor.cpu()) for name, tensor in received.tensors())
         else:
             tensors = _stored(Path(path))
         blocks, stale = _memory(model, self.model_config.dtype)  # type: ignore[attr-defined]
