@@ -12,7 +12,7 @@ BYTES = {"qwen3-0.6b": 1.19e9, "qwen3-8b": 16.4e9, "qwen3-32b": 65.5e9}
 """Bytes of a version. The rates are of one GPU, which 65.5e9 fit on only where an engine and a trainer take turns."""
 COPIES: dict[str, tuple[str, ...]] = {
     "step_waits": ("to_host_pageable_gb_s",),
-    "step_waits_ipc": ("on_device_gb_s", "to_host_pageable_gb_s"),
+    "step_waits_ipc": ("on_device_gb_s", "on_device_gb_s", "to_host_pageable_gb_s"),
     "written": ("disk_write_gb_s", "hash_gb_s"),
     "checked_by_gateway": ("hash_gb_s",),
     "pause_from_disk": ("disk_read_gb_s", "to_device_pageable_gb_s"),

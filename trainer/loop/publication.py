@@ -152,17 +152,21 @@ class Publication:
         self, version: int, parent: int | None, write: Callable[[], Path] | None
     ) -> None:
         if write is not None:
-            try:
-                await in_thread(write)
-            except (OSError, SafetensorError) as error:
-                raise PublishFailed(f"version {version} cannot be written: {error}") from error
+            await self._write(version, write)
             write = None  # frees the copy
-            if self._shown is not None:
-                await in_thread(self._shown.show, self._weights.path(version))
         with naming_step("publish"):
             await self._until_live(version, new_line=parent is not None and version > parent + 1)
         await in_thread(self._weights.prune, self._settings.keep, version, parent)
         await in_thread(self._trainer.prune_checkpoints)
+
+    async def _write(self, version: int, write: Callable[[], Path]) -> None:
+        """Write a version, and then show it, if it is shown."""
+        try:
+            folder = await in_thread(write)
+            if self._shown is not None:
+                await in_thread(self._shown.show, folder)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise PublishFailed(f"version {version} cannot be written: {error}") from error
 
     async def _until_live(self, version: int, *, new_line: bool) -> None:
         """Publish a written version, and wait until it is live.

@@ -34,6 +34,7 @@ CHECKS = (
     Check("ranks", "trainer", 120.0, "ranks"),
     Check("update", "engine", 900.0, "update"),
     Check("sleep", "engine", 600.0, "sleep"),
+    Check("handover", "engine", 600.0, "handover"),
     Check("training", "engine", 900.0, "training"),
 )
 BY_NAME = {check.name: check for check in CHECKS}
