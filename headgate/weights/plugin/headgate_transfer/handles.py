@@ -136,7 +136,7 @@ def opened(handle: Handle) -> Tensor:
         raise ValueError(f"it is on GPU {handle['gpu']}, and this process has {devices.uuid(device)}")
     parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle["export"]]
     storage = torch.UntypedStorage._new_shared_cuda(device, *parts)
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[: handle["size"]]  # type: ignore[call-overload,no-any-return]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[: handle["size"]]
 
 
 def images(listing: Mapping[str, Any]) -> dict[str, Image]:
