@@ -95,7 +95,8 @@ class _Engine:
 
     def bring_transfer(self, join: Join) -> int:
         """Receive a version by collective operations; return the number of bytes."""
-        self._came = dict(Receiver(join, 1).result(LIMIT_S).files)
+        received = Receiver(join, 1).result(LIMIT_S).files
+        self._came = {name: image.whole() for name, image in received.items()}
         return sum(len(data) for data in self._came.values())
 
     def serve(self, folder: Path) -> str:

@@ -21,6 +21,7 @@ from gateway.control.engine_events import EngineEvents
 from gateway.control.host import CheckCoordinator, ControlHost, ModelEngines
 from gateway.control.models import CoordinatorModels, LocalModel, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes
+from gateway.control.program_settings import lending_deadline_s
 from gateway.control.versions import Versions
 from gateway.episodes import retention
 from gateway.episodes.auto_open import AutoOpen
@@ -40,6 +41,7 @@ from gateway.updates.distribution import Distribution
 from gateway.updates.engine_steps import EngineSteps
 from headgate.errors import Fenced
 from headgate.processes.ports import url_of
+from headgate.weights.folders import weight_bytes
 from scheduler.policies.throughput import EngineModel
 
 log = logging.getLogger(__name__)
@@ -71,8 +73,10 @@ async def open_coordinator(
             )
             for model in plane.models
         }
-        engines = _engines(plane, distributions, check_coordinator, single)
-        host = ControlHost(settings, engines, plane.hub, check_coordinator)
+        sizes = {model.name: weight_bytes(model.path) for model in plane.models}
+        pinned_s = lending_deadline_s(settings, sizes) / 4
+        engines = _engines(plane, distributions, check_coordinator, pinned_s, single)
+        host = ControlHost(settings, engines, plane.hub, check_coordinator, sizes)
         stack.push_async_callback(host.close)
         nodes = Nodes(settings, host, ledgers, plane.hub)
         placements = _placements(plane, host)
@@ -130,6 +134,7 @@ def _engines(
     plane: DataPlane,
     distributions: Mapping[str, Distribution],
     check_coordinator: CheckCoordinator,
+    pinned_s: float,
     single: bool,
 ) -> dict[str, ModelEngines]:
     settings, found = plane.settings, {}
@@ -143,7 +148,7 @@ def _engines(
             plane.hub,
             distributions[model.name],
             check_coordinator,
-            settings.lending.grace_s,
+            pinned_s,
             patient=not single,
         )
         found[model.name] = ModelEngines(model.pool, steps, engine)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
@@ -297,15 +297,16 @@ class RankState:
             yield from entry.values()
 
     @on_all_ranks
-    def gather_weights(self) -> dict[str, Tensor]:
-        """Return the whole weights as they are published, by name, on the CPU; empty on all ranks but 0.
+    def gather_weights(self, where: Literal["host", "device"] = "host") -> dict[str, Tensor]:
+        """Return a copy of the whole weights as they are published, by name, in the host's memory or on this rank's
+        device; empty on all ranks but 0.
 
         In `[model] dtype`, except for tensors that stay in float32 (`precision`).
         """
         state, model_settings = self.policy.published(), self.settings.model
         dtype = pretrained.DTYPES[model_settings.dtype]
         kept = precision.kept(self.model, model_settings.path, dtype, state)
-        return parallel.gather(state, self.ranks, dtype, kept)
+        return parallel.gather(state, self.ranks, dtype, kept, self.device if where == "device" else "cpu")
 
     @on_all_ranks
     def gather_adapter(self) -> dict[str, Tensor]:

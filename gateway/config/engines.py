@@ -152,7 +152,8 @@ class UpdateSettings(Section):
     """Seconds that an engine may take to pause and give its requests back."""
     load_s: Seconds | None = None
     """Seconds that an engine may take to load a version. By default 120, and 10 for each GB of the weights: what a disk or
-    a network of 100 MB/s needs, so that a load that misses the deadline is stuck and not slow."""
+    a network of 100 MB/s needs. Engines that the gateway starts and that read folders have 100 for each GB, because it
+    sees their bytes: a load that has read nothing for 120 s is stuck, and ends."""
     probe: bool = True
     """Each version needs a probe, and each engine passes it before it serves the version. False is for engines that do not
     compute from the weights (`launch = "fake"`): nothing then shows what they sample with."""

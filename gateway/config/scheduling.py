@@ -100,16 +100,12 @@ class LendingSettings(Section):
     lent node is recalled early."""
     min_stay_s: float = Field(5.0, ge=0, le=3600)
     """The shortest time for which a node is lent, unless its trainer claims it, and between a recall and the next loan."""
-    deadline_s: float = Field(30.0, ge=0.2, le=3600)
-    """The longest that a trainer waits for its node. An engine that is not asleep after half of that time is killed."""
+    deadline_s: float | None = Field(None, ge=0.2, le=3600)
+    """The longest that a trainer waits for its node. An engine that is not asleep after half of that time is killed. By default
+    30, and 2 for each GB of the largest model's weights, which `[engine] sleep = "level1"` copies to the host's memory."""
     claim_s: float = Field(30.0, ge=0.5, le=3600)
     """Seconds without a renewal after which a claimed node may be lent; also how long a node is not lent after the
     gateway's start, unless its trainer renews its claim."""
     recall_ahead_share: float = Field(1.0, ge=0, le=1)
     """The time before its batch is complete at which a trainer gets its node back, as a share of the measured time that it
     computes on a batch. 0 for a trainer that reads no group before the batch is complete."""
-
-    @property
-    def grace_s(self) -> float:
-        """How long a call that cannot move may continue in an engine that is put to sleep."""
-        return self.deadline_s / 4

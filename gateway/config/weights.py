@@ -31,7 +31,8 @@ class WeightsSettings(Section):
     backend: Literal["auto", "gloo", "nccl", "nccl_m2n", "ipc"] = "auto"
     """How the bytes reach engines with `[engine] transport = "collective"`: `gloo` by TCP; `nccl` through accelerators at both
     ends; `nccl_m2n` the same from all accelerators of the trainer's machine; `ipc` through the memory of the one machine
-    that trainer and engine share. `auto`: NCCL where both have accelerators and no common one, `ipc` where they share an
-    accelerator and `/dev/shm`, else gloo. What an installation cannot do is refused, with the reason."""
+    that trainer and engine share: the trainer's own, opened in place, with its `[publish] transport = "ipc"`. `auto`: that where
+    engines can open it; NCCL where both have accelerators and no common one, `ipc` where they share an accelerator and
+    `/dev/shm`, else gloo. What an installation cannot do is refused, with the reason."""
     transfer_s: Seconds = 30.0
     """The deadline of each operation of such a transfer: to form the group, to send 16 MiB, to receive the confirmations."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from gateway.generation.slot import Slot
 from gateway.updates.engine_steps import EngineSteps
 from headgate.errors import EngineError, Unavailable, WeightsMissed
 from headgate.processes.child import LocalProcess
-from headgate.weights.folders import weight_bytes
 from scheduler.program import ControlProgram
 from scheduler.program.events import (
     Added,
@@ -90,16 +89,14 @@ class ControlHost:
         models: dict[str, ModelEngines],
         peers: Peers,
         check_coordinator: CheckCoordinator,
+        weight_bytes: Mapping[str, int],
     ) -> None:
-        """`check_coordinator` is called before every step, and raises if this process may not be the coordinator any more."""
+        """`check_coordinator` is called before every step, and raises if this process may not be the coordinator any more;
+        `weight_bytes`: of each model."""
         self.models = models
         self._check_coordinator = check_coordinator
         self._peers = peers
-        described = {
-            name: program_settings(settings, name, _weight_bytes(settings.models[name].path))
-            for name in models
-        }
-        whole = {"models": described, "lending": settings.lending.model_dump()}
+        whole = program_settings(settings, weight_bytes)
         self.program = ControlProgram(whole)
         path = settings.control.recording
         self._recording = None
@@ -335,11 +332,6 @@ class ControlHost:
             reactor.step_result,
             StepResult(command.engine, command.step, command.version, ok, detail, pinned, excused),
         )
-
-
-def _weight_bytes(folder: Path | None) -> int:
-    """Return the bytes of a model's weights on this disk; 0 if they are elsewhere."""
-    return 0 if folder is None else weight_bytes(folder)
 
 
 def _report_lost(path: Path, error: OSError) -> None:

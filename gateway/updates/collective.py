@@ -124,6 +124,7 @@ class Collective:
             "version": version,
             "backend": opened["backend"],
             "lanes": opened["lanes"],
+            "shown": opened["shown"],
             "address": opened["address"],
             "port": opened["port"],
             "world_size": receivers.workers + 1,

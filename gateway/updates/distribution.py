@@ -58,6 +58,11 @@ class Distribution:
             await self._collective.close()
         await self._mirror.__aexit__(*error)
 
+    @property
+    def reads_folders(self) -> bool:
+        """True if engines read every version from a folder."""
+        return self._collective is None
+
     def path(self, version: int) -> Path:
         """Return the path of this gateway's copy of a version, which need not exist."""
         return self._mirror.path(version)

@@ -11,6 +11,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 
 from gateway.config import EngineSettings, ModelSettings, UpdateSettings
 from gateway.engines.base import Engine, Level
@@ -19,10 +21,13 @@ from gateway.generation.peers import Peers
 from gateway.generation.pool import EnginePool
 from gateway.generation.slot import Slot
 from gateway.updates.distribution import Distribution
+from gateway.updates.load_watch import STUCK_S, LoadWatch
 from gateway.updates.verification import UpdateReport, Verifier
 from gateway.updates.weights_check import Weights
 from headgate.errors import EngineError
 from headgate.processes.errors import ChildDied
+from headgate.processes.reading import bytes_read
+from headgate.weights.folders import weight_bytes
 from scheduler.program.events import Step, StepCommand
 
 log = logging.getLogger(__name__)
@@ -62,6 +67,7 @@ class EngineSteps:
         self._settings = engine
         self._pinned_s = pinned_s
         self._update = update
+        self._watch = LoadWatch(update.load_s or STUCK_S)
         self._verifier = Verifier(update, distribution, pool.slots)
         self._weights: dict[int, Weights] = {}
         self._reports: dict[tuple[str, int], UpdateReport] = {}
@@ -173,7 +179,7 @@ class EngineSteps:
 
     async def _renew(self, slot: Slot, engine: Engine, weights: Weights) -> None:
         """Load weights into a paused engine without requests, and resumes it."""
-        await self._distribution.load(slot, weights, self._pool.slots.values(), self._check_coordinator)
+        await self._load_watched(slot, weights, self._check_coordinator)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
         await self._label(slot, weights)
         await engine.resume()
@@ -263,7 +269,15 @@ class EngineSteps:
         if weights.adapter and not slot.adapter and slot.state == "open":
             slot.hold()  # the first adapter: see `adapters`
             await self._announce(slot)
-        await self._distribution.load(slot, weights, self._pool.slots.values(), _unchecked)
+        await self._load_watched(slot, weights, _unchecked)
+
+    async def _load_watched(self, slot: Slot, weights: Weights, check: Callable[[], Awaitable[None]]) -> None:
+        """Load a version; an engine of this machine that reads it from a folder is watched, so that a stuck load ends early."""
+        load = self._distribution.load(slot, weights, self._pool.slots.values(), check)
+        if slot.process is None or not self._distribution.reads_folders:
+            return await load
+        size = await asyncio.to_thread(weight_bytes, Path(weights.path))
+        await self._watch.load(slot.name, load, size, partial(bytes_read, slot.process.process.pid))
 
     async def _label(self, slot: Slot, weights: Weights) -> None:
         """Label the engine; an adapter keeps the first version's label, because it does not change the engine's own weights."""

@@ -65,6 +65,8 @@ class FleetSettings:
     stop_s: float = 60.0
     drain_s: float = 30.0
     sleep_s: float = 25.0
+    wake_s: float = 180.0
+    """To take the memory again and to load the newest weights."""
     max_restarts: int = 3
     window_s: float = 600.0
     backoff_s: float = 1.0
@@ -301,7 +303,8 @@ class Fleet(Reactor):
         if life is None or life.serial != timeout.serial:
             return
         if life.phase in ("launching", "waking"):
-            reason = f"step '{timeout.step}' was not done within {self._settings.start_s:g} s"
+            limit = self._settings.start_s if life.phase == "launching" else self._settings.wake_s
+            reason = f"step '{timeout.step}' was not done within {limit:g} s"
             self._on_failure(now, timeout.engine, reason, life.version)
         elif life.phase == "falling_asleep":
             reason = f"step 'sleep' was not done within {self._settings.sleep_s:g} s"
@@ -438,7 +441,7 @@ class Fleet(Reactor):
     def _wake(self, now: Context, engine: str, reason: str) -> None:
         if self._lives[engine].warm:
             self._lives[engine].phase = "waking"
-            self._begin_step(now, engine, "wake", reason, self._settings.start_s)
+            self._begin_step(now, engine, "wake", reason, self._settings.wake_s)
         else:
             self._launch(now, engine, reason)
 

@@ -27,18 +27,20 @@ class PublishSettings(Section):
 
     keep: int = Field(3, ge=2, le=10_000)
     """The number of versions to keep; the newest version and its parent are always kept."""
-    timeout_s: Seconds = 600.0
-    """Seconds that the engines may take to load a published version; raise it for large models on slow disks."""
-    transport: Literal["filesystem", "http", "collective", "lora"] = "filesystem"
+    timeout_s: Seconds | None = None
+    """Seconds that the engines may take to load a published version. By default 600, and 100 for each GB of it, as the gateway
+    itself ends a load that is stuck."""
+    transport: Literal["filesystem", "http", "collective", "ipc", "lora"] = "filesystem"
     """`filesystem`: gateway and engines read the folder under `[run] dir`; `http`: this trainer serves it at `listen`, and the
     gateway and the engines' mirrors fetch it; `collective`: the gateway reads the folder, and this trainer sends to the
-    workers of engines; `lora`: versions are the adapters of `[model.lora]` only, read from the folder, or served at `listen` if
-    `url` is set (docs/topics/weights.md)."""
+    workers of engines; `ipc`: the same, and engines on the trainer's GPU open the version in its memory, which keeps a version's
+    bytes there (in `/dev/shm` if `[gateway] offload` gives the GPU back); `lora`: versions are the adapters of `[model.lora]`
+    only, read from the folder, or served at `listen` if `url` is set (docs/topics/weights.md)."""
     listen: str = Field("127.0.0.1:8100", pattern=r"^[^:/]+:\d{1,5}$")
     """The host and port at which versions are served or requested. Without `key` it must be a loopback address."""
     url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")
     """The URL by which the gateway reaches `listen`, if it is another address; the gateway's `[weights] sources` must have it.
-    With `collective`, engines reach its host too, at any port."""
+    With `collective` and `ipc`, engines reach its host too, at any port."""
     delta: bool = False
     """With `http`: also write the exact difference to the previous version. A mirror that has that version fetches only the
     difference; at learning rates of reinforcement learning in bfloat16 it is a few percent of the bytes. Costs reading both
@@ -48,15 +50,15 @@ class PublishSettings(Section):
 
     @model_validator(mode="after")
     def _can_be_sent(self) -> Self:
-        if self.delta and self.transport == "collective":
+        if self.delta and self.sends:
             raise ValueError(
-                "transport = 'collective' sends versions whole: leave `delta` out, or use 'http'"
+                f"transport = {self.transport!r} sends versions whole: leave `delta` out, or use 'http'"
             )
         if self.delta and self.transport == "lora":
             raise ValueError("transport = 'lora' publishes adapters, which change whole: leave `delta` out")
-        if self.transport == "collective" and self.engine_facing_host == "0.0.0.0":
+        if self.sends and self.engine_facing_host == "0.0.0.0":
             raise ValueError(
-                "transport = 'collective' needs `url`: the address at which engines reach this machine"
+                f"transport = {self.transport!r} needs `url`: the address at which engines reach this machine"
             )
         return self
 
@@ -75,4 +77,9 @@ class PublishSettings(Section):
     @property
     def serves(self) -> bool:
         """True if this trainer runs a server of versions."""
-        return self.source is not None or self.transport == "collective"
+        return self.source is not None or self.sends
+
+    @property
+    def sends(self) -> bool:
+        """True if this trainer's server sends versions to the workers of engines."""
+        return self.transport in ("collective", "ipc")

@@ -94,7 +94,7 @@ async def weights_process(
         return None
     host, _, port = settings.listen.rpartition(":")
     argv = ["gateway.cli", "mirror"]
-    if settings.transport == "collective":
+    if settings.sends:
         argv = ["trainer.publish.sender", "--engine-facing-host", settings.engine_facing_host]
     argv += ["--dir", str(weights), "--host", host, "--port", port]
     key = settings.key.get_secret_value() if settings.key else os.environ.get("HEADGATE_WEIGHTS_KEY")

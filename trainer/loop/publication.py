@@ -16,21 +16,41 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from headgate.client import GatewayRefused
 from headgate.weights import folders
+from trainer.config.settings import Settings
 from trainer.config.state import PublishSettings
 from trainer.errors import PublishFailed, StepTimeout, VersionRejected
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.feed import Feed, naming_step
+from trainer.loop.nodes import offload_target
 from trainer.loop.tasks import Companion, in_thread
+from trainer.model import parallel, pretrained
+from trainer.model.device import device_of
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.publish.shown import ShownVersion
 from trainer.rank_trainer import RankTrainer
 
 _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
 """The gateway's codes for weights that it refuses permanently."""
+_LIVE_S = 600.0
+_SLOWEST = 1e7
+"""Bytes/s: as the gateway's own bound for engines whose reading it sees."""
 _ENGINES_S = 1.0
 """Seconds between two publications while the gateway has no engine to try the version."""
+
+
+def shown_version(settings: Settings, directory: Path) -> ShownVersion | None:
+    """Return where engines find versions in this process's memory, or None without `[publish] transport = "ipc"`.
+
+    It is the host's memory if the accelerator's is given back to engines while the trainer waits.
+    """
+    if settings.publish.transport != "ipc":
+        return None
+    device, gives_back = device_of(settings), settings.gateway.nodes and offload_target(settings) is not None
+    return ShownVersion(directory, device if device.startswith("cuda") and not gives_back else "cpu")
 
 
 class Publication:
@@ -43,7 +63,9 @@ class Publication:
         feed: Feed,
         weights: WeightsDirectory,
         checkpoints: Checkpoints,
+        shown: ShownVersion | None = None,
     ) -> None:
+        """`shown`: where engines find the version in memory; None if they have it from the folder or the network."""
         self.begun = 0
         """The newest version whose publication was begun, or that was live before."""
         self._settings = settings
@@ -51,6 +73,7 @@ class Publication:
         self._feed = feed
         self._weights = weights
         self._checkpoints = checkpoints
+        self._shown = shown
         self._task: asyncio.Task[None] | None = None
         self._began = asyncio.Event()
 
@@ -81,6 +104,8 @@ class Publication:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._shown is not None:
+            await in_thread(self._shown.close)
 
     def watch(self) -> Companion:
         """Return the task that fails as soon as a version cannot be published."""
@@ -98,7 +123,7 @@ class Publication:
         if trainer.settings.serves_adapters:
             adapters, state = trainer.policy.adapters, trainer.gather_adapter()
         else:
-            state = trainer.gather_weights()
+            state = self._weights_of(trainer)
         return partial(
             self._weights.write,
             trainer.version,
@@ -109,19 +134,39 @@ class Publication:
             adapters,
         )
 
+    def _weights_of(self, trainer: RankTrainer) -> dict[str, Tensor]:
+        """Return a copy of the weights on the host; where they are shown, copy them into that memory on the way."""
+        if self._shown is None:
+            return trainer.gather_weights()
+        state = trainer.gather_weights("device")
+        try:
+            self._shown.fill(pretrained.as_stored(trainer.model, state))
+        except (OSError, RuntimeError) as error:
+            message = (
+                f"version {trainer.version} cannot be shown to engines ([publish] transport = 'ipc'): {error}"
+            )
+            raise PublishFailed(message) from error
+        return parallel.on_host(state)
+
     async def _write_and_publish(
         self, version: int, parent: int | None, write: Callable[[], Path] | None
     ) -> None:
         if write is not None:
-            try:
-                await in_thread(write)
-            except (OSError, SafetensorError) as error:
-                raise PublishFailed(f"version {version} cannot be written: {error}") from error
+            await self._write(version, write)
             write = None  # frees the copy
         with naming_step("publish"):
             await self._until_live(version, new_line=parent is not None and version > parent + 1)
         await in_thread(self._weights.prune, self._settings.keep, version, parent)
         await in_thread(self._trainer.prune_checkpoints)
+
+    async def _write(self, version: int, write: Callable[[], Path]) -> None:
+        """Write a version, and then show it, if it is shown."""
+        try:
+            folder = await in_thread(write)
+            if self._shown is not None:
+                await in_thread(self._shown.show, folder)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise PublishFailed(f"version {version} cannot be written: {error}") from error
 
     async def _until_live(self, version: int, *, new_line: bool) -> None:
         """Publish a written version, and wait until it is live.
@@ -129,6 +174,8 @@ class Publication:
         A gateway that was just started has no engines yet, so a version that none has tried is published again.
         """
         limit = self._settings.timeout_s
+        if limit is None:
+            limit = _LIVE_S + folders.weight_bytes(self._weights.path(version)) / _SLOWEST
         deadline = time.monotonic() + limit
         record: dict[str, Any] = {"state": "updating", "why": ""}
         while record["state"] != "live":

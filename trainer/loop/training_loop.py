@@ -52,7 +52,7 @@ from trainer.loop.evaluations import Evaluations
 from trainer.loop.feed import Feed, naming_step
 from trainer.loop.images import EpisodeImages
 from trainer.loop.nodes import Nodes, device_memory
-from trainer.loop.publication import Publication
+from trainer.loop.publication import Publication, shown_version
 from trainer.loop.step_events import RunName, StepEvents
 from trainer.loop.tasks import Companion, in_thread, run_with_companions
 from trainer.loop.teacher import Teacher, scored
@@ -92,7 +92,10 @@ class TrainingLoop:
         self.teacher = None if settings.distill is None else Teacher(settings.distill, notify)
         self.nodes = Nodes(self.feed, gateway.nodes, device_memory(settings, trainer))
         self.checkpoints = Checkpoints(trainer, settings.checkpoint.every, settings.run.steps)
-        self.publication = Publication(settings.publish, trainer, self.feed, self.weights, self.checkpoints)
+        shown = shown_version(settings, self.weights.directory)
+        self.publication = Publication(
+            settings.publish, trainer, self.feed, self.weights, self.checkpoints, shown
+        )
         self.step_events = StepEvents(client, gateway.model, notify, RunName.of(settings))
         self.evaluations = Evaluations(
             settings, url or gateway.url or "", self.feed, metrics, self.step_events.send

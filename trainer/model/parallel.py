@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -342,9 +342,13 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gather(
-    state: State, ranks: Ranks, dtype: torch.dtype | None = None, kept: Collection[str] = ()
+    state: State,
+    ranks: Ranks,
+    dtype: torch.dtype | None = None,
+    kept: Collection[str] = (),
+    device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Return a copy of a state on the CPU, one whole tensor after another; empty on all ranks but the first. Collective.
+    """Return a copy of a state on a device, one whole tensor after another; empty on all ranks but the first. Collective.
 
     Tied weights share their memory, as a model's own do. `dtype` is that of the result's real numbers, but for the tensors
     `kept`; None changes none.
@@ -357,11 +361,20 @@ def gather(
             rounded = dtype is not None and value.is_floating_point() and name not in kept
             target = dtype if rounded else value.dtype
             gathered[id(tensor)] = (
-                value.to("cpu", target, copy=True) if ranks.is_rank_zero else value.new_empty(0)
+                value.to(device, target, copy=True) if ranks.is_rank_zero else value.new_empty(0)
             )
         if ranks.is_rank_zero:
             found[name] = gathered[id(tensor)]
     return found
+
+
+def on_host(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state on the CPU; tied weights still share their memory."""
+    moved: dict[int, Tensor] = {}
+    for tensor in state.values():
+        if id(tensor) not in moved:
+            moved[id(tensor)] = tensor.cpu()
+    return {name: moved[id(tensor)] for name, tensor in state.items()}
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ import asyncio
 import ipaddress
 import itertools
 import json
+import logging
 import os
 import signal
 import sys
@@ -38,7 +39,9 @@ from headgate.weights.plugin.headgate_transfer.devices import Device
 from headgate.weights.plugin.headgate_transfer.groups import BACKENDS, TransferError
 from headgate.weights.plugin.headgate_transfer.wire import Sender
 from headgate.weights.server import create_server
+from trainer.publish.shown import listing_for
 
+log = logging.getLogger(__name__)
 _AT_ONCE = 16
 _REMEMBERED = 256
 _LONGEST_S = 3600.0
@@ -53,6 +56,8 @@ class Sends:
         self._mirror, self._host = mirror, host
         self._ids = itertools.count(1)
         self._running: dict[str, asyncio.Future[None]] = {}
+        self._not_opened = set[int]()
+        """Versions that the trainer shows, and an engine could not open."""
         self._threads = ThreadPoolExecutor(_AT_ONCE, "send")
         """Threads for transfers alone: each waits for its peers, and none may wait for another's end."""
 
@@ -72,6 +77,9 @@ class Sends:
         try:
             manifest = json.loads(await asyncio.to_thread((folder / MANIFEST).read_bytes))
             plan = plan_of(manifest["files"])
+            shown = None
+            if version not in self._not_opened:
+                shown = await asyncio.to_thread(listing_for, folder, wanted.backend, wanted.devices)
             sender = await asyncio.to_thread(
                 Sender,
                 folder,
@@ -81,14 +89,28 @@ class Sends:
                 wanted.workers,
                 wanted.timeout_s,
                 devices=wanted.devices,
+                shown=shown,
             )
         except (BadManifest, TransferError, OSError, RuntimeError) as error:
             raise Unprocessable(f"version {version} cannot be sent: {error}", code="cannot_send") from error
         name = str(next(self._ids))
         self._forget()
-        self._running[name] = asyncio.get_running_loop().run_in_executor(self._threads, sender.send)
-        chosen = {"backend": sender.backend, "lanes": sender.lanes}
+        self._running[name] = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._sent, sender, version, shown is not None
+        )
+        chosen = {"backend": sender.backend, "lanes": sender.lanes, "shown": shown is not None}
         return web.json_response({"id": name, **chosen, "address": self._host, "port": sender.port})
+
+    def _sent(self, sender: Sender, version: int, shown: bool) -> None:
+        try:
+            sender.send()
+        except TransferError as error:
+            if shown:  # containers, for one, may see the same GPU and not each other's memory
+                log.warning(
+                    "version %d is sent from now on, as its memory was not opened: %s", version, error
+                )
+                self._not_opened.add(version)
+            raise
 
     def _forget(self) -> None:
         for name in [name for name, task in self._running.items() if task.done()][:-_REMEMBERED]:

@@ -35,6 +35,7 @@ CHECKS = (
     Check("compiled", "trainer", 600.0, "compiled"),
     Check("update", "engine", 900.0, "update"),
     Check("sleep", "engine", 600.0, "sleep"),
+    Check("handover", "engine", 600.0, "handover"),
     Check("training", "engine", 900.0, "training"),
 )
 BY_NAME = {check.name: check for check in CHECKS}

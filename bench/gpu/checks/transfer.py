@@ -1,5 +1,6 @@
 """A version from one process to another by each backend that this machine has: the same bytes, and GB/s.
 
+`shown` is memory of this process, on its device, that the other opens (`[publish] transport = "ipc"`).
 NCCL needs a GPU for each rank, so with one GPU it is left out.
 """
 
@@ -14,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 from bench.gpu.checks.place import Figures, Place, require
-from headgate.weights.manifest import entry_of, plan_of
+from headgate.weights.manifest import entry_of, plan_of, write_manifest
+from headgate.weights.plugin.headgate_transfer import devices
 from headgate.weights.plugin.headgate_transfer.wire import Join, Receiver, Sender, TransferError
+from trainer.publish.shown import ShownVersion, listing_for
 
 _FILE = "model.safetensors"
 _WAIT_S = 60.0
@@ -39,16 +42,29 @@ def measure(place: Place) -> Figures:
         require(
             found == expected, f"{backend}: {found if isinstance(found, str) else 'other bytes'}", figures
         )
-    return figures
+    shown = ShownVersion(place.folder.parent, place.device)
+    moved = {name: tensor.to(place.device) for name, tensor in weights.items()}
+    began = time.perf_counter()
+    shown.fill(moved)
+    figures["shown"] = {"fill_s": time.perf_counter() - began}
+    write_manifest(place.folder, _JOB, None, None)
+    shown.show(place.folder)
+    seconds, found = _sent(
+        place.folder, "ipc", 1 - place.dry, listing_for(place.folder, "ipc", [devices.own()])
+    )
+    shown.close()
+    figures["shown"] |= {"opened_and_hashed_s": seconds, "gb_s": gb / seconds}
+    return require(found == expected, f"shown: {found if isinstance(found, str) else 'other bytes'}", figures)
 
 
-def _sent(folder: Path, backend: str, gpus: int) -> tuple[float, Any]:
+def _sent(folder: Path, backend: str, gpus: int, shown: str | None = None) -> tuple[float, Any]:
     """Return the seconds of a transfer, without the start of the receiver, and what was received."""
     plan = plan_of({_FILE: entry_of(folder / _FILE)})
     # The last device is the engine's, so that no lane of the sender is on it.
     last = gpus - 1 if backend == "nccl_m2n" else None
-    sender = Sender(folder, plan, backend, "127.0.0.1", 1, _WAIT_S, last)
-    join = Join(_JOB, backend, "127.0.0.1", sender.port, 2, plan, _WAIT_S, lanes=sender.lanes)
+    sender = Sender(folder, plan, backend, "127.0.0.1", 1, _WAIT_S, last, shown=shown)
+    place = _JOB, backend, "127.0.0.1", sender.port, 2, plan, _WAIT_S
+    join = Join(*place, lanes=sender.lanes, shown=shown is not None)
     context = multiprocessing.get_context("spawn")
     found: Any = context.Queue()
     process = context.Process(target=_receive, args=(join, gpus - 1, found), daemon=True)

@@ -55,7 +55,7 @@ class Transfer:
         if receiver is None or receiver.version != version:
             raise RuntimeError(f"version {version} was not sent to this engine")
         received = await asyncio.to_thread(receiver.result, timeout_s)
-        data = received.files["model.safetensors"].numpy().data
+        data = received.files["model.safetensors"].whole().numpy().data
         return hashlib.sha256(data).hexdigest()[:16], Block.of_header(bytes(data))
 
     def _on_frame(self, number: int) -> None:

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from headgate.weights.plugin.headgate_transfer.devices import shared_memory
+from headgate.weights.plugin.headgate_transfer.handles import images
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import result_of, until, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import loop_of, offline_settings, settings_of, train_one
+from trainer.config.model import LoraSettings
 from trainer.errors import PublishFailed
 from trainer.loop.tasks import run_with_companions
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.publish.shown import listing_for
 from trainer.rank_trainer import RankTrainer
 
 LIMIT_S = 120.0
@@ -133,3 +137,24 @@ def test_what_is_published_is_a_copy_that_no_step_changes(
     assert all(torch.equal(copy[name], before[name]) for name in before)
     after = trainer.gather_adapter() if adapters else trainer.gather_weights()
     assert not any(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+async def test_engines_find_in_memory_exactly_what_the_file_of_the_version_has(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, lora: bool
+) -> None:
+    settings = settings_of(gateway, tiny_model, tmp_path)
+    model = settings.model.model_copy(update={"lora": LoraSettings(rank=2)} if lora else {})
+    publish = settings.publish.model_copy(update={"transport": "ipc"})
+    settings = settings.model_copy(update={"model": model, "publish": publish})
+    workers = [{"gpu": "", "memory": shared_memory()}]
+    async with episodes(gateway), loop_of(gateway, settings) as loop:
+        await train_one(loop)
+        folder = loop.weights.path(1)
+        listing = listing_for(folder, "auto", workers)
+        assert listing is not None
+        files = images(json.loads(listing))
+        assert {name: bytes(image.whole().numpy()) for name, image in files.items()} == {
+            file.name: file.read_bytes() for file in folder.glob("*.safetensors")
+        }
+    assert listing_for(folder, "auto", workers) is None, "it is shown as long as the trainer runs"

@@ -21,7 +21,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def own() -> dict[str, str]:
     """Return the device of this process: a worker's has one accelerator."""
     index = torch.cuda.current_device() if torch.cuda.is_available() else None
-    return {"gpu": "" if index is None else _uuid(index), "memory": shared_memory()}
+    return {"gpu": "" if index is None else uuid(index), "memory": shared_memory()}
 
 
 def shared_memory() -> str:
@@ -38,8 +38,8 @@ def room() -> int:
 def in_common(lanes: int, workers: Iterable[Device]) -> str:
     """Return the UUID of an accelerator that is both a worker's and one of the first `lanes` of this process; else empty."""
     used = {worker["gpu"] for worker in workers}
-    return next((found for found in map(_uuid, range(lanes)) if found in used), "")
+    return next((found for found in map(uuid, range(lanes)) if found in used), "")
 
 
-def _uuid(index: int) -> str:
+def uuid(index: int) -> str:
     return str(torch.cuda.get_device_properties(index).uuid)

@@ -5,7 +5,7 @@
 | gloo | TCP, from host memory to host memory | nothing |
 | nccl | NCCL, by way of a buffer on the accelerator at both ends | an accelerator at both ends, and not the same one |
 | nccl_m2n | NCCL, one lane for each accelerator of the trainer's machine, each with a share of the frames | as nccl |
-| ipc | shared memory of one machine: one copy in, one out | the sender's `/dev/shm` |
+| ipc | the memory that the trainer shows (`handles`); else a ring in shared memory: a copy in, a copy out | GPU or `/dev/shm` |
 
 Invariants: every operation has a deadline, and its error names the step; a group that is closed ends what its other ranks wait
 for, at the latest by their own deadlines; what this installation cannot do is refused by name before any rank waits (`refusal`).
@@ -13,17 +13,13 @@ for, at the latest by their own deadlines; what this installation cannot do is r
 
 from __future__ import annotations
 
-import mmap
 import os
-import re
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -31,25 +27,22 @@ import torch.distributed as dist
 
 from . import devices
 from .devices import SHARED, Device
+from .handles import Image
+from .shared import AT_ONCE, Frames, Ring, Shown
+from .steps import TransferError, named
 
 T = TypeVar("T")
 BACKENDS = ("gloo", "nccl", "nccl_m2n", "ipc")
-_AT_ONCE = 3
-"""Frames that are on their way concurrently."""
 _LARGEST = 2**24
 """The bytes of a usual frame."""
 _LOOK_S = 0.0005
-_NAME = "headgate-transfer-"
-Frames = Iterable[tuple[str, torch.Tensor]]
-"""The name of each step, and its bytes in the host's memory."""
-
-
-class TransferError(RuntimeError):
-    """A transfer that was not completed; the message names the step."""
 
 
 class TransferGroup(Protocol):
     """The ranks of one lane; rank 0 sends. Close it: what others still wait for then ends with an error there."""
+
+    memory: Mapping[str, Image] | None
+    """A receiver's: the files, where they are there already, so that `broadcast` moves nothing; else None."""
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
         """Send bytes to all other ranks, or receive into them; yield each once it has arrived.
@@ -103,7 +96,7 @@ def chosen(backend: str, workers: Sequence[Device] = ()) -> str:
     ways = ["nccl_m2n", "nccl"] if count > 1 else ["nccl"]
     memory = devices.shared_memory()
     if devices.in_common(count, workers) and all(worker["memory"] == memory for worker in workers):
-        ways += ["ipc"] if devices.room() >= _AT_ONCE * _LARGEST else []
+        ways += ["ipc"] if devices.room() >= AT_ONCE * _LARGEST else []
     return next((way for way in ways if not refusal(way, workers)), "gloo")
 
 
@@ -148,6 +141,11 @@ class Lanes:
             raise errors[0]
         return [value for value in found if value is not None]
 
+    @property
+    def memory(self) -> Mapping[str, Image] | None:
+        """The files, where the groups have nothing to receive."""
+        return self._groups[0].memory
+
     def agree(self, content: bool) -> bool:
         """Return true if every rank is content."""
         return self._groups[0].agree(content)
@@ -168,20 +166,26 @@ def open_group(
     timeout_s: float,
     device: torch.device | None = None,
     largest: int = 0,
+    shown: str | None = None,
 ) -> TransferGroup:
     """Form a group; wait until all ranks have joined. Raise TransferError.
 
-    `host`: this machine's address, as the others reach it; `device`: of NCCL's buffers; `largest`: the most bytes of a frame.
+    `host`: this machine's address, as the others reach it; `device`: of NCCL's buffers; `largest`: the most bytes of a frame;
+    `shown`: the listing of the memory that the trainer shows, of which receivers only know that it is not None.
     """
     if why := refusal(backend):
         raise TransferError(why)
+    if backend == "ipc" and shown is not None:
+        return Shown(store, rank, size, timeout_s, shown)
     if backend == "ipc":
-        return Shared(store, rank, size, timeout_s, largest)
+        return Ring(store, rank, size, timeout_s, largest)
     return Collective(backend, store, rank, size, host, timeout_s, device)
 
 
 class Collective:
     """A process group of PyTorch."""
+
+    memory: Mapping[str, Image] | None = None
 
     def __init__(
         self,
@@ -220,7 +224,7 @@ class Collective:
             options.rootRank, options.rootTensor, options.timeout = 0, 0, self._timeout
             with named(name):
                 under_way.append((name, data, moved, self._group.broadcast([moved], options)))
-            if len(under_way) == _AT_ONCE:
+            if len(under_way) == AT_ONCE:
                 yield self._came(*under_way.popleft(), receives)
         while under_way:
             yield self._came(*under_way.popleft(), receives)
@@ -255,93 +259,3 @@ class Collective:
     def close(self) -> None:
         """End every connection."""
         self._group.abort()
-
-
-class Shared:
-    """A ring of frames in the shared memory of one machine; the store has the position of each rank."""
-
-    def __init__(self, store: Any, rank: int, size: int, timeout_s: float, largest: int) -> None:
-        """Wait until all ranks have joined. `largest`: the most bytes of a frame."""
-        self._store, self._sends, self._readers = dist.PrefixStore("shared", store), rank == 0, size - 1
-        self._timeout, self._slot = timedelta(seconds=timeout_s), max(1, largest)
-        with named("share memory with the other side, which must be on this machine"):
-            path = self._made() if self._sends else Path(self._wait_for("memory"))
-            try:
-                with path.open("r+b") as file:
-                    self._memory = mmap.mmap(file.fileno(), 0)
-                self._all_have("opened", 0)
-            finally:
-                if self._sends:
-                    path.unlink()  # what is open stays; a process that is killed leaves nothing
-        self._ring = torch.frombuffer(self._memory, dtype=torch.uint8)
-
-    def _made(self) -> Path:
-        _sweep()
-        descriptor, name = tempfile.mkstemp(prefix=f"{_NAME}{os.getpid()}-", dir=SHARED)
-        try:
-            os.posix_fallocate(descriptor, 0, _AT_ONCE * self._slot)
-        finally:
-            os.close(descriptor)
-        self._store.set("memory", name)
-        return Path(name)
-
-    def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
-        """See `TransferGroup`."""
-        number = -1
-        for number, (name, data) in enumerate(frames):
-            start = number % _AT_ONCE * self._slot
-            place = self._ring[start : start + len(data)]
-            with named(name):
-                if receives:
-                    self._wait_for(f"frame-{number}")
-                    data.copy_(place)
-                    self._all_have("took", number)
-                else:
-                    if number >= _AT_ONCE:
-                        self._wait_for(f"took-{number - _AT_ONCE}")
-                    place.copy_(data)
-                    self._store.set(f"frame-{number}", "")
-            yield data
-
-    def agree(self, content: bool) -> bool:
-        """Return true if every rank is content."""
-        with named("confirm that all ranks have the bytes"):
-            if not content:
-                self._store.set("wrong", "")
-            self._all_have("done", 0, all_ranks=True)
-            return not self._store.check(["wrong"])
-
-    def _all_have(self, what: str, number: int, *, all_ranks: bool = False) -> None:
-        """Report that a reader has done a step; the sender, or with `all_ranks` every rank, waits until all have."""
-        key = f"{what}-{number}"
-        ranks = self._readers + all_ranks
-        if (all_ranks or not self._sends) and self._store.add(f"{key}-count", 1) == ranks:
-            self._store.set(key, "")
-        if all_ranks or self._sends:
-            self._wait_for(key)
-
-    def _wait_for(self, key: str) -> str:
-        self._store.wait([key], self._timeout)
-        return str(self._store.get(key).decode())
-
-    def close(self) -> None:
-        """Nothing is left: the memory goes with the last tensor that shows it."""
-
-
-def _sweep() -> None:
-    """Remove the files of dead processes, which were killed before all ranks had opened them."""
-    for path in SHARED.glob(f"{_NAME}*"):
-        found = re.fullmatch(rf"{_NAME}(\d+)-.*", path.name)
-        if found and not Path(f"/proc/{found[1]}").exists():
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def named(step: str) -> Iterator[None]:
-    """Names the step in the errors of torch."""
-    try:
-        yield
-    except TransferError:
-        raise
-    except (RuntimeError, OSError, ValueError) as error:
-        raise TransferError(f"could not {step}: {(str(error).splitlines() or [''])[0][:300]}") from error

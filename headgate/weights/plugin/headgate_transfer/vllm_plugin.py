@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -63,6 +64,8 @@ class CollectiveEngine(WeightTransferEngine):
         initialize_layerwise_reload(self.model)
         self.model.load_weights(received.tensors())
         finalize_layerwise_reload(self.model, self.model_config)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # what was read may change from here on, where it is the trainer's own memory
         self.taken = received
 
     def finish_weight_update(self) -> None:

@@ -37,12 +37,10 @@ class ProvingWorker:
             self.headgate_places = Places(self.rank % size, size)  # type: ignore[attr-defined]
         model: nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]
         transfer = self.weight_transfer_engine  # type: ignore[attr-defined]
-        received = getattr(transfer, "taken", None)
+        received, tensors = getattr(transfer, "taken", None), _stored(Path(path))
         if received is not None and received.version == version:
             transfer.taken = None
-            tensors = received.tensors()
-        else:
-            tensors = _stored(Path(path))
+            tensors = ((name, tensor.cpu()) for name, tensor in received.tensors())
         blocks, stale = _memory(model, self.model_config.dtype)  # type: ignore[attr-defined]
         result = self.headgate_places.compare(blocks, tensors)
         result.wrong |= stale

@@ -13,6 +13,7 @@ import logging
 import mmap
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,10 +32,12 @@ from .groups import (
     accelerator,
     chosen,
     lanes_of,
-    named,
     open_group,
     refusal,
 )
+from .handles import Image
+from .shared import AT_ONCE
+from .steps import named
 
 log = logging.getLogger("vllm.headgate_transfer")
 """Under vLLM's own, which is shown."""
@@ -67,6 +70,8 @@ class Join:
     rank_offset: int = 1
     lanes: int = 1
     """Groups side by side, each with a share of the frames."""
+    shown: bool = False
+    """True: the trainer shows the version in its memory, and nothing is to be received."""
 
     def __post_init__(self) -> None:
         if why := refusal(self.backend):
@@ -86,9 +91,9 @@ class Frame:
         """Its bytes."""
         return sum(size for size, _ in self.pieces)
 
-    def of(self, files: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def of(self, files: Mapping[str, Image]) -> torch.Tensor:
         """Its bytes in a version's files."""
-        return files[self.file][self.start : self.start + self.size]
+        return files[self.file].span(self.start, self.start + self.size)
 
 
 def frames_of(plan: Plan) -> Iterator[Frame]:
@@ -126,13 +131,16 @@ class Sender:
         timeout_s: float,
         lanes: int | None = None,
         devices: Sequence[Device] = (),
+        shown: str | None = None,
     ) -> None:
         """`host`: the address of this machine by which engines reach it; `lanes`: as many as the backend has without a number;
-        `devices`: the workers', where they are known.
+        `devices`: the workers', where they are known; `shown`: the listing of the memory in which the trainer has the version
+        already, for workers that can open it: then nothing is sent.
 
         Raise TransferError for a backend that cannot be used here, or not with these devices.
         """
-        self.backend = chosen(backend, devices)
+        self.backend = chosen(backend, devices) if shown is None else "ipc"
+        self._shown = shown
         if why := refusal(self.backend, devices):
             raise TransferError(why)
         self._folder, self._plan, self._host = folder, plan, host
@@ -166,7 +174,7 @@ class Sender:
         device = accelerator(lane) if self.backend.startswith("nccl") else None
         store = dist.PrefixStore(f"lane-{lane}", self._store)
         place = self.backend, store, 0, self._size, self._host, self._timeout_s
-        return open_group(*place, device, _largest(self._plan))
+        return open_group(*place, device, _largest(self._plan), self._shown)
 
     def _reason(self) -> str:
         keys = [_wrong_key(rank) for rank in range(1, self._size)]
@@ -181,12 +189,12 @@ class _Files:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder, self._plan = folder, plan
 
-    def __enter__(self) -> dict[str, torch.Tensor]:
+    def __enter__(self) -> dict[str, Image]:
         found = {}
         for name, pieces in self._plan.items():
             with (self._folder / name).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            found[name] = torch.frombuffer(mapped, dtype=torch.uint8)
+            found[name] = Image([(0, torch.frombuffer(mapped, dtype=torch.uint8))])
             if len(mapped) != sum(size for size, _ in pieces):
                 raise TransferError(f"{self._folder / name} does not have the size of its manifest")
         return found
@@ -200,20 +208,20 @@ class Received:
     """A version as it came."""
 
     version: int
-    files: dict[str, torch.Tensor] = field(default_factory=dict)
+    files: dict[str, Image] = field(default_factory=dict)
     """The bytes of each file."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor, by its name in the checkpoint; views of the files' bytes."""
-        for data in self.files.values():
-            begin = 8 + int.from_bytes(bytes(data[:8].numpy()), "little")
-            header = json.loads(bytes(data[8:begin].numpy()))
+        """Every tensor, by its name in the checkpoint; views of the files' bytes, on the device that has them."""
+        for image in self.files.values():
+            begin = 8 + int.from_bytes(bytes(image.span(0, 8).numpy()), "little")
+            header = json.loads(bytes(image.span(8, begin).numpy()))
             for name, entry in header.items():
                 if name == "__metadata__":
                     continue
                 start, end = (begin + place for place in entry["data_offsets"])
                 kind = _NAMED[entry["dtype"]]
-                part = data[start:end]
+                part = image.span(start, end)
                 # a view needs an aligned start, which safetensors gives no promise of
                 aligned = part if part.data_ptr() % kind.itemsize == 0 else part.clone()
                 yield name, aligned.view(kind).reshape(entry["shape"])
@@ -227,7 +235,7 @@ class Receiver:
         self.version = join.version
         self._join, self._rank, self._on_frame = join, rank, on_frame
         # read in the worker's own thread, for another's is the first of the machine
-        self._device = accelerator() if join.backend.startswith("nccl") else None
+        self._device = accelerator() if join.backend.startswith("nccl") or _shows_gpu(join) else None
         self._outcome: Future[Received] = Future()
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name=f"weights-of-{join.version}", daemon=True)
@@ -246,6 +254,8 @@ class Receiver:
 
     def _run(self) -> None:
         try:
+            if self._device is not None and self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
             self._outcome.set_result(self._receive())
         except BaseException as error:
             log.error("version %d was not received: %s", self.version, error)
@@ -263,7 +273,7 @@ class Receiver:
         def lane(number: int) -> TransferGroup:
             inner = dist.PrefixStore(f"lane-{number}", store)
             place = join.backend, inner, self._rank, join.world_size, here, join.timeout_s
-            return open_group(*place, self._device, _largest(join.plan))
+            return open_group(*place, self._device, _largest(join.plan), "" if join.shown else None)
 
         lanes = Lanes(lane, join.lanes)
         try:
@@ -283,15 +293,24 @@ class Receiver:
         plan = self._join.plan
         received = Received(self.version)
         for name, pieces in plan.items():
-            received.files[name] = torch.empty(sum(size for size, _ in pieces), dtype=torch.uint8)
+            received.files[name] = (lanes.memory or {}).get(name) or Image.empty(
+                sum(size for size, _ in pieces)
+            )
         frames = list(frames_of(plan))
 
         def receive_lane(group: TransferGroup, lane: int) -> str:
             own = frames[lane :: self._join.lanes]
+            came, wrong, looks = (
+                group.broadcast(self._places(own, received), receives=True),
+                "",
+                deque[Future[str]](),
+            )
             with ThreadPoolExecutor(1, "weights-hash") as looker:
-                came = group.broadcast(self._places(own, received), receives=True)
-                looks = [looker.submit(_wrong_in, data, frame) for frame, data in zip(own, came, strict=True)]
-            return next((found for look in looks if (found := look.result())), "")
+                for frame, data in zip(own, came, strict=True):
+                    looks.append(looker.submit(_wrong_in, data, frame))
+                    if len(looks) > AT_ONCE:
+                        wrong = wrong or looks.popleft().result()
+            return wrong or next((found for look in looks if (found := look.result())), "")
 
         return received, next(filter(None, lanes.run(receive_lane)), "")
 
@@ -305,12 +324,16 @@ class Receiver:
 
 
 def _wrong_in(data: torch.Tensor, frame: Frame) -> str:
-    at, view = 0, memoryview(data.numpy().data)
+    at, view = 0, memoryview(data.cpu().numpy().data)
     for size, digest in frame.pieces:
         if blake3(view[at : at + size]).hexdigest() != digest:
             return f"{frame.file}: the {size} bytes at {frame.start + at} are not the manifest's"
         at += size
     return ""
+
+
+def _shows_gpu(join: Join) -> bool:
+    return join.shown and torch.cuda.is_available()
 
 
 def _largest(plan: Plan) -> int:

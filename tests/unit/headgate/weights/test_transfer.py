@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from headgate.weights.manifest import entry_of, plan_of
-from headgate.weights.plugin.headgate_transfer import groups, wire
+from headgate.weights.plugin.headgate_transfer import groups, handles, shared, wire
 from headgate.weights.plugin.headgate_transfer.groups import TransferError, refusal
 from headgate.weights.plugin.headgate_transfer.wire import Join, Receiver, Sender, frames_of
 
@@ -66,7 +66,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups.dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(groups.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(groups.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(groups.devices, "_uuid", lambda index: f"GPU-{index}")
+    monkeypatch.setattr(groups.devices, "uuid", lambda index: f"GPU-{index}")
     for module in (groups, wire):
         monkeypatch.setattr(module, "accelerator", lambda _lane=None: torch.device("cpu"))
 
@@ -216,12 +216,12 @@ def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver does not have the memory that the sender names."""
-    plan, wait_for = plan_in(folder), groups.Shared._wait_for
+    plan, wait_for = plan_in(folder), shared.Ring._wait_for
 
-    def elsewhere(group: groups.Shared, key: str) -> str:
+    def elsewhere(group: shared.Ring, key: str) -> str:
         return str(folder / "elsewhere") if key == "memory" else wait_for(group, key)
 
-    monkeypatch.setattr(groups.Shared, "_wait_for", elsewhere)
+    monkeypatch.setattr(shared.Ring, "_wait_for", elsewhere)
     sender = Sender(folder, plan, "ipc", "127.0.0.1", 1, 30.0)
     sender._timeout_s = 1.0  # no receiver opens it
     with ThreadPoolExecutor(1) as pool:
@@ -230,15 +230,15 @@ def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
             Receiver(join(sender, plan), 1).result(30.0)
         with pytest.raises(TransferError, match="must be on this machine"):
             sent.result(30.0)
-    assert not list(groups.SHARED.glob(f"{groups._NAME}{os.getpid()}-*"))
+    assert not list(handles.SHARED.glob(f"{handles.NAME}{os.getpid()}-*"))
 
 
 def test_memory_that_a_killed_sender_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "SHARED", tmp_path)
-    gone, here = (tmp_path / f"{groups._NAME}{pid}-x" for pid in (2**22 + 1, os.getpid()))
+    monkeypatch.setattr(handles, "SHARED", tmp_path)
+    gone, here = (tmp_path / f"{handles.NAME}{pid}-x" for pid in (2**22 + 1, os.getpid()))
     for path in (gone, here):
         path.touch()
-    groups._sweep()
+    handles.sweep()
     assert (gone.exists(), here.exists()) == (False, True)
 
 

@@ -16,8 +16,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from headgate.weights.manifest import entry_of, plan_of
+from headgate.weights.manifest import entry_of, plan_of, write_manifest
+from headgate.weights.plugin.headgate_transfer.devices import own
 from headgate.weights.plugin.headgate_transfer.wire import Sender, TransferError
+from trainer.publish.shown import ShownVersion, listing_for
 
 NAME = "model.safetensors"
 _PLUGIN = "headgate.weights.plugin.headgate_transfer.vllm_plugin"
@@ -74,17 +76,25 @@ def plugin(monkeypatch: pytest.MonkeyPatch, done: list[str]) -> Iterator[Any]:
     sys.modules.pop(_PLUGIN, None)
 
 
+@pytest.mark.parametrize("is_shown", [False, True])
 def test_every_worker_takes_its_rank_and_loads_between_begin_and_end(
-    plugin: Any, done: list[str], tmp_path: Path
+    plugin: Any, done: list[str], tmp_path: Path, is_shown: bool
 ) -> None:
     """Two copies (data parallel) of an engine of two workers: four ranks in addition to the sender."""
     plugin.register()
     plugin.register()
-    save_file(WEIGHTS, tmp_path / NAME)
-    plan = plan_of({NAME: entry_of(tmp_path / NAME)})
-    sender = Sender(tmp_path, plan, "gloo", "127.0.0.1", 4, 30.0)
+    folder = tmp_path / "v000007"
+    folder.mkdir()
+    save_file(WEIGHTS, folder / NAME)
+    write_manifest(folder, 7, 6, None)
+    plan = plan_of({NAME: entry_of(folder / NAME)})
+    memory = ShownVersion(tmp_path, "cpu")
+    memory.fill(WEIGHTS)
+    memory.show(folder)
+    shown = listing_for(folder, "auto", [own()] * 4) if is_shown else None
+    sender = Sender(folder, plan, "gloo", "127.0.0.1", 4, 30.0, shown=shown)
     workers = [plugin.CollectiveEngine(rank, 2, copy, done) for copy in (0, 1) for rank in (0, 1)]
-    join = plugin.Join(7, "gloo", "127.0.0.1", sender.port, 5, plan, 30.0)
+    join = plugin.Join(7, sender.backend, "127.0.0.1", sender.port, 5, plan, 30.0, shown=is_shown)
     for worker in workers:
         worker.init_transfer_engine(join)
     assert [worker._receiver._rank for worker in workers] == [1, 2, 3, 4]
@@ -98,6 +108,7 @@ def test_every_worker_takes_its_rank_and_loads_between_begin_and_end(
             name: tensor.tolist() for name, tensor in WEIGHTS.items()
         }
     assert done == ["begin", "load", "end"] * 4
+    memory.close()
 
 
 def test_a_version_that_was_not_sent_changes_nothing(plugin: Any, done: list[str]) -> None:

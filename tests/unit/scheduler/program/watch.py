@@ -24,7 +24,7 @@ _ROUTES = {
 }
 _LIMITS = {
     "launch": "start_s",
-    "wake": "start_s",
+    "wake": "wake_s",
     "sleep": "sleep_s",
     "stop": "stop_s",
     "drain": "drain_s",

@@ -43,6 +43,7 @@ FLEET = {
     "backoff_s": 3,
     "revive_s": 30,
     "sleep_s": 5,
+    "wake_s": 7,
 }
 UPDATE = {"mode": "abort", "order": "rolling", "hold_s": 4, "load_s": 9, "probe_s": 6, "resume_s": 3}
 
