@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def _changed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors | {name: tensors[name] * 2}
 
 
-def _memories(workers: list[Device]) -> Iterator[tuple[str, str]]:
+def _memories(workers: Sequence[Device]) -> Iterator[tuple[str, str]]:
     for index in range(torch.cuda.device_count()):
         if all(worker["gpu"] == uuid(index) for worker in workers):
             yield "gpu", f"cuda:{index}"
@@ -87,7 +87,7 @@ async def _load(process: EngineProcess, folder: Path) -> None:
 
 
 async def _taken(
-    process: EngineProcess, folder: Path, device: str, tensors: dict[str, Tensor], workers: list[Device]
+    process: EngineProcess, folder: Path, device: str, tensors: dict[str, Tensor], workers: Sequence[Device]
 ) -> Figures:
     """Show the version, and have the engine take it; wipe its own weights before, if it can sleep."""
     engine, shown = process.engine, ShownVersion(folder.parent, device)
