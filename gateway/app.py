@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 from gateway.api import console, errors, health
 from gateway.api.admin import (
     batches,
+    canary,
     cluster,
     engines,
     episode_pages,
@@ -109,6 +110,7 @@ def _routes() -> list[BaseRoute]:
         batches,
         staleness,
         weights,
+        canary,
         engines,
         nodes,
         events,

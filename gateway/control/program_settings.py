@@ -29,6 +29,7 @@ def program_settings(settings: Settings, model: str, weight_bytes: int) -> dict[
             "mode": "adapter" if engine.transport == "lora" else update.mode,
             "order": update.order,
             "hold_s": update.pause_timeout_s,
+            **({"finish_s": update.pause_timeout_s} if update.canary else {}),
             "load_s": _LOAD_S + weight_bytes / _SLOWEST if update.load_s is None else update.load_s,
         },
         "placement": placement_settings(settings),
