@@ -115,7 +115,7 @@ class LiveDemo(Demo):
             self.command("examples.live.poisoned", "run", self.path("live.toml"), *sets), name="poisoned"
         )
         async with GatewayClient(self.url) as client:
-            while not (running := (await client.canary())["running"]) or not _conversations(running):
+            while not (running := (await client.canary())["running"]) or not _conversations(running):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
             assert running["version"] == version
             assert self.gateway is not None
@@ -123,7 +123,7 @@ class LiveDemo(Demo):
             self.gateway.kill()
             await self.gateway.wait()
             await self.timed("start engine and gateway again", self.start_gateway())
-            while (await client.canary())["running"]:
+            while (await client.canary())["running"]:  # noqa: ASYNC110
                 await asyncio.sleep(1.0)
             trial: dict[str, Any] = (await client.canary())["ended"][0]
         with suppress(SystemExit):  # the trainer stops, because its version is bad
@@ -169,8 +169,10 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the users and the training")
     parser.add_argument("--dir", type=Path, default=Path("runs/live"), help="it is emptied first")
+    parser.add_argument("--steps", type=int, default=6, help="before the poisoned version")
+    parser.add_argument("--more", type=int, default=3, help="steps after it")
     given = parser.parse_args()
-    demo = LiveDemo(given.dir, given.seed)
+    demo = LiveDemo(given.dir, given.seed, good_steps=given.steps, more_steps=given.more)
     summary = run_interruptible(demo.run(), console.print, "stopping the trainer, the gateway and vLLM")
     (given.dir / "summary.json").write_text(json.dumps(summary))
     first = ("before", "after", "poisoned_share", "rolled_back", "failed_requests")

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from typing import Any
 
 from gateway.config import UpdateSettings
@@ -22,7 +23,7 @@ from gateway.store import canaries as statements
 from gateway.store.database import Database, Write
 from gateway.store.records import CanaryRecord
 from headgate.errors import Conflict
-from scheduler.policies.canary import CanaryTest, Conversation, Decision, Outcome, reward_range
+from scheduler.policies.canary import Arm, CanaryTest, Conversation, Decision, Outcome, reward_range
 from scheduler.program.events import Canary
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class Canaries:
         self._test = CanaryTest(1, 0.0, 1.0)
         self._seen: dict[str, float] = {}
         """The ends of conversations that were counted."""
+        self._newest: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
+        """The conversations that were counted last."""
         self._decision: Decision | None = None
         """What a person decided."""
         self._changed = asyncio.Event()
@@ -143,6 +146,7 @@ class Canaries:
 
     def _enter(self, row: CanaryRecord) -> None:
         self._row, self._seen, self._decision = row, {}, None
+        self._newest.clear()
         self._test = CanaryTest(row["conversations"], row["low"], row["high"])
         self._over.clear()
         self._pool.begin_trial(
@@ -177,7 +181,10 @@ class Canaries:
             if one.calls or one.refused:
                 tries = trial.tries(one.agent, one.created_at, one.episode_id)
                 facts = one.reward, one.tokens, one.seconds, one.faulty, one.refused
-                self._test.add(Conversation("candidate" if tries else "live", *facts))
+                arm: Arm = "candidate" if tries else "live"
+                self._test.add(Conversation(arm, *facts))
+                counted = {"episode_id": one.episode_id, "arm": arm, "reward": one.reward}
+                self._newest.appendleft({**counted, "at": one.closed_at})
 
     def end(self, *, promoted: bool) -> None:
         """End the running trial: its conversations may have any engine again."""
@@ -208,8 +215,7 @@ class Canaries:
         return self._row
 
     async def describe(self) -> dict[str, Any]:
-        """Return the settings, the running trial with its figures so far, and the newest trials."""
-        newest = await self._database.read(lambda c: statements.newest(c, self._model, _SHOWN))
+        """Return the settings, the running trial with its figures so far, and the newest trials that have ended."""
         running = None
         if (row := self._row) is not None:
             engines = [
@@ -221,11 +227,18 @@ class Canaries:
                 "why": self.why(row["version"]),
                 "figures": self._test.figures(),
                 "engines": engines,
+                "newest": list(self._newest),
             }
         return {
             "model": self._model,
             "share": self._settings.canary if self._agents else 0.0,
             "conversations": self._settings.canary_conversations,
             "running": running,
-            "ended": [row for row in newest if row["outcome"]],
+            "ended": await ended_trials(self._database, self._model),
         }
+
+
+async def ended_trials(database: Database, model: str) -> list[CanaryRecord]:
+    """Return the newest trials that have ended, the newest first."""
+    newest = await database.read(lambda c: statements.newest(c, model, _SHOWN))
+    return [row for row in newest if row["outcome"]]

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gateway.config import EngineSettings
-from gateway.control.canaries import Canaries
+from gateway.control.canaries import Canaries, ended_trials
 from gateway.control.host import ControlHost
 from gateway.generation.slot import Slot
 from gateway.store import ledger as statements
@@ -72,6 +72,11 @@ class VersionRecords:
         ]
         why = row["bad"] or ("; ".join(failures) or "no engine loaded it") * (row["state"] == "failed")
         return {**row, "bad": bool(row["bad"]), "why": why}
+
+    async def trials(self) -> dict[str, Any]:
+        """Return the trials of versions that have ended; of a run that goes on also the running one (`Canaries.describe`)."""
+        ended = await ended_trials(self._database, self.model)
+        return {"model": self.model, "share": 0.0, "conversations": 0, "running": None, "ended": ended}
 
 
 class Versions(VersionRecords):
@@ -189,6 +194,9 @@ class Versions(VersionRecords):
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
         self.bad_ones = set(await self.bad())
+
+    async def trials(self) -> dict[str, Any]:
+        return await self.canaries.describe()
 
     def untrained(self, *, orphans_too: bool) -> frozenset[int]:
         """Return the versions whose tokens are not trained: bad ones, such as those that were returned after a trial, and

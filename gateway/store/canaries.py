@@ -96,7 +96,10 @@ def ended_conversations(
     )
     columns = EpisodeRow.id, EpisodeRow.agent, EpisodeRow.created_at, EpisodeRow.closed_at, EpisodeRow.reward
     rows = connection.execute(select(*columns).where(*where).order_by(EpisodeRow.closed_at, EpisodeRow.id))
-    found = {row.id: EndedConversation(*row) for row in rows}
+    found = {
+        id_: EndedConversation(id_, agent, created_at, closed_at or 0.0, reward)
+        for id_, agent, created_at, closed_at, reward in rows
+    }
     for some in portions(list(found)):
         _add_calls(connection, model, found, some)
     return list(found.values())

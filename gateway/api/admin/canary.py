@@ -25,7 +25,7 @@ class ModelBody(BaseModel):
 @router.get("/canary")
 async def get_canary(access: Admin, model: str | None = None) -> dict[str, Any]:
     """Return the share, the running trial with the figures of both versions so far, and the newest trials that have ended."""
-    return await access.trained(model).versions.canaries.describe()
+    return await access.shown(model).versions.trials()
 
 
 @router.post("/canary/{action}")
