@@ -105,7 +105,7 @@ class Canaries:
     async def run(self, version: int, canary: Canary) -> Decision:
         """Try a version, which the engines of `canary` run, until it is decided."""
         if self._row is None and not await self.resume(version):
-            self._enter(await self._begin(version, canary.live))
+            await self._begin(version, canary.live)
         while (decision := await self._decided(canary)) is None:
             self._changed.clear()
             try:
@@ -121,7 +121,8 @@ class Canaries:
         values = self._model, version, decision.outcome, decision.why, self._test.figures()
         return lambda connection: statements.end(connection, *values)
 
-    async def _begin(self, version: int, live: int) -> CanaryRecord:
+    async def _begin(self, version: int, live: int) -> None:
+        """Begin a trial in memory first: a conversation that is opened in the meantime already has its version."""
         rewards = await self._database.read(
             lambda c: statements.live_rewards(c, self._model, self._agents, _HISTORY)
         )
@@ -141,8 +142,8 @@ class Canaries:
             "ended_at": None,
             "figures": None,
         }
+        self._enter(row)
         await self._database.submit(lambda c: statements.begin(c, row))
-        return row
 
     def _enter(self, row: CanaryRecord) -> None:
         self._row, self._seen, self._decision = row, {}, None

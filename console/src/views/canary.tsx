@@ -42,7 +42,7 @@ function Running({ trial, done }: { trial: NonNullable<Canary["running"]>; done:
   const act = (action: string) => () => post(`/admin/v1/canary/${action}`, { model: model.value }).finally(done);
   const ask = (action: string, title: string, body: string, dangerous = false) => () => confirm({ title, body, action: title, dangerous, act: act(action) });
   return (
-    <section class="panel" aria-labelledby="trial">
+    <section class="panel trial" aria-labelledby="trial">
       <div class="panel-head">
         <h2 id="trial">
           Version {trial.version} is on trial against version {trial.live}
@@ -70,9 +70,10 @@ function Running({ trial, done }: { trial: NonNullable<Canary["running"]>; done:
         </span>
       </div>
       <p role="status">
-        {trial.held && <Badge tone="warn">held</Badge>} {share(trial.share)} of the conversations since {clock(trial.began_at)}: {trial.why}.
+        {share(trial.share)} of the conversations since {clock(trial.began_at)}: {trial.why}.
       </p>
       <Arms trial={trial} />
+      <h3>Engines</h3>
       <Table
         caption="Engines of both versions"
         rows={trial.engines}
@@ -115,7 +116,7 @@ function Arms({ trial }: { trial: Trial }) {
         { head: "Rewarded", cell: (arm) => arm.rewarded, number: true },
         { head: "Reward", cell: (arm) => (arm.reward_mean === null ? "–" : short(arm.reward_mean)), number: true },
         { head: "Interval", cell: (arm) => <Interval arm={arm} trial={trial} /> },
-        { head: "Malformed calls", cell: (arm) => share(arm.faulty_share), number: true },
+        { head: "Malformed", cell: (arm) => share(arm.faulty_share), number: true },
         { head: "Refused", cell: (arm) => share(arm.refused_share), number: true },
         { head: "Tokens", cell: (arm) => (arm.tokens_mean === null ? "–" : short(arm.tokens_mean)), number: true },
         { head: "Per token", cell: (arm) => duration(arm.seconds_per_token), number: true },
@@ -159,7 +160,7 @@ function Ended({ trials }: { trials: Trial[] }) {
         { head: "Version", cell: (trial) => trial.version, number: true },
         { head: "Outcome", cell: (trial) => <Badge tone={TONES[trial.outcome] ?? "plain"}>{trial.outcome}</Badge> },
         { head: "Reward", cell: (trial) => rewards(trial, "candidate"), number: true },
-        { head: "Live version", cell: (trial) => rewards(trial, "live"), number: true },
+        { head: "Live", cell: (trial) => rewards(trial, "live"), number: true },
         { head: "Took", cell: (trial) => duration(trial.ended_at === null ? null : trial.ended_at - trial.began_at), number: true },
         { head: "Ended", cell: (trial) => clock(trial.ended_at) },
         { head: "Why", cell: (trial) => trial.why },
