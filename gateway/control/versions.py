@@ -18,16 +18,18 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gateway.config import EngineSettings
-from gateway.control.canaries import Canaries, ended_trials
+from gateway.control.canaries import Canaries
 from gateway.control.host import ControlHost
+from gateway.control.version_records import VersionRecords
 from gateway.generation.slot import Slot
 from gateway.store import ledger as statements
 from gateway.store.database import Database, Write
 from gateway.training_feed.ledger import StoredLedger
 from gateway.updates.distribution import Distribution
 from gateway.updates.weights_check import Weights, known_weights, read_weights, require_probe
-from headgate.errors import Conflict, EngineError, Fenced, NotFound, Unprocessable, UnusableVersion
+from headgate.errors import Conflict, EngineError, Fenced, Unprocessable, UnusableVersion
 from headgate.weights.manifest import MANIFEST
+from scheduler.policies.canary import Decision
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish
 from scheduler.program.events import Canary, UpdateResult
@@ -38,45 +40,6 @@ log = logging.getLogger(__name__)
 
 def _nothing(_connection: Connection) -> None:
     """Store nothing."""
-
-
-class VersionRecords:
-    """The stored versions of a model."""
-
-    def __init__(self, model: str, path: Path, database: Database) -> None:
-        """`path`: the first version's checkpoint."""
-        self.model = model
-        self.current = Weights(0, str(path.resolve()))
-        self.orphans: frozenset[int] = frozenset()
-        """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
-        self.streams_across_updates = 0
-        self.updates = 0
-        self._database = database
-
-    async def newest(self) -> int:
-        """Return the greatest number that was ever published, live or not."""
-        row = await self._database.read(lambda c: statements.newest_version(c, self.model))
-        return row["version"] if row is not None else self.current.version
-
-    async def bad(self) -> dict[int, str]:
-        """Return the versions that no engine may run, and why."""
-        return await self._database.read(lambda c: statements.bad_versions(c, self.model))
-
-    async def version(self, number: int) -> dict[str, Any]:
-        """One version's record. `why`: why it is not live, in one sentence. Raise NotFound."""
-        row = await self._database.read(lambda c: statements.version(c, self.model, number))
-        if row is None:
-            raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
-        failures = [
-            f"{report['engine']}: {report['failure']}" for report in row["report"] if report["failure"]
-        ]
-        why = row["bad"] or ("; ".join(failures) or "no engine loaded it") * (row["state"] == "failed")
-        return {**row, "bad": bool(row["bad"]), "why": why}
-
-    async def trials(self) -> dict[str, Any]:
-        """Return the trials of versions that have ended; of a run that goes on also the running one (`Canaries.describe`)."""
-        ended = await ended_trials(self._database, self.model)
-        return {"model": self.model, "share": 0.0, "conversations": 0, "running": None, "ended": ended}
 
 
 class Versions(VersionRecords):
@@ -351,12 +314,14 @@ class Versions(VersionRecords):
         self.streams_across_updates += sum(r.streams for r in reports)
         await self._distribution.prune(number, weights.parent)
 
-    async def _record_failure(self, number: int, report: list[dict[str, Any]], bad: str) -> None:
+    async def _record_failure(
+        self, number: int, report: list[dict[str, Any]], bad: str, also: Write = _nothing
+    ) -> None:
         if bad:
             log.error("version %d of %s is bad: %s", number, self.model, bad)
         else:
             log.error("version %d of %s is not live: %s", number, self.model, self._engines.pool.states())
-        await self._set_failed(number, report, bad)
+        await self._set_failed(number, report, bad, also)
 
     async def _try(
         self, weights: Weights, ended: UpdateResult, canary: Canary, report: list[dict[str, Any]]
@@ -364,7 +329,9 @@ class Versions(VersionRecords):
         """Try a version on a share of the conversations; one that is returned is bad."""
         number, promoted = weights.version, False
         if not ended.live:
-            await self._record_failure(number, report, ended.bad)
+            resumed = bool(ended.bad and self.canaries.why(number))
+            also = self.canaries.ending(number, Decision("returned", ended.bad)) if resumed else _nothing
+            await self._record_failure(number, report, ended.bad, also)
         else:
             decision = await self.canaries.run(number, canary)
             promoted, stored = decision.outcome == "promoted", self.canaries.ending(number, decision)
