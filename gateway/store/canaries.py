@@ -36,7 +36,7 @@ class EndedConversation:
 def begin(connection: Connection, values: CanaryRecord) -> None:
     """Store a trial that begins."""
     connection.execute(insert(CanaryRow), dict(values))
-    data = {name: values[name] for name in ("version", "live", "share")}  # type: ignore[literal-required]
+    data = {name: values[name] for name in ("version", "live", "share")}
     insert_events(connection, [Event("canary.begun", values["model"], data=data)])
 
 
