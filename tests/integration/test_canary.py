@@ -27,7 +27,7 @@ def settings(model: Path, work: Path, **update: Any) -> dict[str, Any]:
     return two_engines(
         model,
         work,
-        agents={"helper": {"key": KEY, "idle_s": 3.0, **agent}, "talker": {"key": TALKER, **agent}},
+        agents={"helper": {"key": KEY, **agent}, "talker": {"key": TALKER, **agent}},
         staleness={"min_members": 1, "batch": 4},
         update={"canary": SHARE, "canary_conversations": 12, **update},
     )
@@ -56,6 +56,7 @@ class Users:
         episode, reply = await self.ask([{"role": "user", "content": f"hello {number}"}])
         found = self.versions[episode] = await sampled_by(self.admin, episode)
         await self._post("/v1/feedback", {"id": reply["id"], "reward": self.liked(found)}, KEY)
+        await self.admin.close_episode(episode, LONG_S)
         return found
 
     async def _post(self, path: str, body: dict[str, Any], key: str) -> httpx.Response:
@@ -154,8 +155,8 @@ async def test_a_person_decides_about_a_trial_that_is_held(
         held = json.loads((await gateway_command("canary", "hold", *where)).stdout)
         assert held["running"]["why"].startswith("held by a person")
         users = Users(gateway.admin, gateway.http, lambda version: 1.0)
-        await asyncio.gather(*(users.talk(n) for n in range(60)))
-        assert sum(users.versions.values()) > 12
+        while sum(users.versions.values()) <= 12:
+            await asyncio.gather(*(users.talk(len(users.versions) + n) for n in range(8)))
 
         async def counted() -> bool:
             return bool((await gateway.admin.canary())["running"]["figures"]["candidate"]["rewarded"] > 12)
