@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 from gateway.api import console, errors, health
 from gateway.api.admin import (
     batches,
+    canary,
     cluster,
     deletions,
     engines,
@@ -110,6 +111,7 @@ def _routes() -> list[BaseRoute]:
         batches,
         staleness,
         weights,
+        canary,
         engines,
         nodes,
         events,

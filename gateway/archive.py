@@ -44,7 +44,7 @@ from gateway.cluster.role import CurrentRole
 from gateway.config.settings import ConfigError, Settings
 from gateway.control.models import Models, ServedModel
 from gateway.control.read_model import ReadModel, RecordedModel
-from gateway.control.versions import VersionRecords
+from gateway.control.version_records import VersionRecords
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
 from gateway.generation.pace import Pace

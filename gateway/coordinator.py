@@ -16,6 +16,7 @@ from gateway.cluster import snapshot
 from gateway.cluster.role import Coordinator
 from gateway.cluster.rollout_watch import RolloutWatch
 from gateway.config.settings import Settings
+from gateway.control.canaries import Canaries
 from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.engine_events import EngineEvents
 from gateway.control.host import CheckCoordinator, ControlHost, ModelEngines
@@ -177,12 +178,13 @@ async def _open_model(
         *(served.pool, served.recorder, served.routers),
     )
     probed = settings.update.probe
-    versions = Versions(name, served.path, database, host, ledger, distribution, probed=probed)
+    agents = settings.live_agents_of(name)
+    canaries = Canaries(name, settings.update, agents, database, served.pool)
+    versions = Versions(name, served.path, database, host, ledger, distribution, canaries, probed=probed)
     if ledger is None:
         return LocalModel(*parts, versions)
-    dropped = versions if settings.update.orphans == "drop" else None
-    orphans = (lambda: dropped.orphans) if dropped else frozenset
-    reader = GroupReader(name, settings.staleness_of(name), orphans)
+    drop = settings.update.orphans == "drop"
+    reader = GroupReader(name, settings.staleness_of(name), lambda: versions.untrained(orphans_too=drop))
     leases = await Leases.load(database, ledger, settings.feed, reader)
     return TrainedModel(*parts, versions, ledger, leases, Batches(database, reader))
 

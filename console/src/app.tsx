@@ -11,6 +11,7 @@ import { ConfirmDialog } from "./parts/confirm";
 import { Failure, Loading } from "./parts/notice";
 import { go, href, route, setQuery } from "./router";
 import { loadShell, model, recorded, shell } from "./shell";
+import { CanaryView } from "./views/canary";
 import { EnginesView } from "./views/engines";
 import { EpisodeView } from "./views/episode";
 import { EpisodesView } from "./views/episodes";
@@ -31,6 +32,7 @@ const PLACES: Place[] = [
   { name: "episodes", title: "Episodes", key: "g e", view: EpisodesView },
   { name: "staleness", title: "Staleness", key: "g s", view: StalenessView },
   { name: "engines", title: "Engines", key: "g n", view: EnginesView },
+  { name: "canary", title: "Canary", key: "g v", view: CanaryView },
   { name: "health", title: "Health", key: "g h", view: HealthView },
   { name: "files", title: "Config", key: "g c", view: FilesView },
 ];

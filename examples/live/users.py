@@ -1,7 +1,8 @@
 """The users of a live agent: they ask, and most of them let it know what they think of the reply.
 
-They know a URL and a key, and nothing of training. A quarter press a button (`POST /v1/feedback`), half write a second message,
-the rest leave; one in ten does not agree to training.
+They know a URL and a key, and nothing of training. A quarter press a button (`POST /v1/feedback`), some of them late, half write
+a second message, the rest leave; one in ten does not agree to training. A user whose gateway was killed repeats the request
+until it is served.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +25,9 @@ from examples.demo.tasks import score, tasks
 THANKS, NO = "1", "0"
 """What users write after a right and after a wrong reply, in words that the demo's model has seen."""
 USERS = 48
+_PATIENCE_S = 600.0
+_LATE_S = 3.0
+"""The longest that a user thinks before pressing the button."""
 
 
 def satisfied(episode: dict[str, Any]) -> dict[str, float | None]:
@@ -47,7 +52,7 @@ class Users:
         """Talk until this is cancelled."""
         questions = itertools.chain.from_iterable(tasks("train", seed) for seed in itertools.count(self.seed))
         async with (
-            openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key) as client,
+            openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=100) as client,
             httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}) as http,
             asyncio.TaskGroup() as group,
         ):
@@ -81,8 +86,8 @@ class Users:
         way = rng.choices(["button", "message", "silent"], [1, 2, 1])[0]
         self.counts[way] += 1
         if way == "button":
-            response = await http.post("/v1/feedback", json={"id": reply.id, "reward": float(right)})
-            response.raise_for_status()
+            await asyncio.sleep(rng.choice([0.0, rng.uniform(0.0, _LATE_S)]))
+            await _press(http, {"id": reply.id, "reward": float(right)})
         elif way == "message":
             talk += [
                 {"role": "assistant", "content": text},
@@ -91,3 +96,21 @@ class Users:
             await client.chat.completions.create(
                 model=MODEL, messages=talk, temperature=0, max_tokens=1, extra_headers=headers
             )
+
+
+async def _press(http: httpx.AsyncClient, feedback: dict[str, Any]) -> None:
+    """Post feedback, again while no gateway is there."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            response = await http.post("/v1/feedback", json=feedback)
+        except httpx.TransportError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.5)
+            continue
+        if response.status_code == 503 and time.monotonic() < until:
+            await asyncio.sleep(0.5)
+            continue
+        response.raise_for_status()
+        return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typer
 
+from gateway.cli.canary import app as canary_app
 from gateway.cli.console import console
 from gateway.cli.database import export, migrate, prune
 from gateway.cli.doctor import doctor
@@ -46,6 +47,7 @@ episodes_app.command("show")(show_episode)
 episodes_app.command("why")(why)
 episodes_app.command("tail")(tail_episodes)
 app.add_typer(episodes_app, name="episodes", rich_help_panel=_BEGIN)
+app.add_typer(canary_app, name="canary", rich_help_panel=_OPERATE)
 
 
 @app.callback()

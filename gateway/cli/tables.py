@@ -72,6 +72,42 @@ def _engines(engines: list[dict[str, Any]]) -> Table:
     return table
 
 
+def canary_view(found: dict[str, Any]) -> Group:
+    """Return the running trial with both versions side by side, and how the newest trials ended."""
+    running = found["running"]
+    if not found["share"]:
+        first = "versions are not tried ([update] canary)"
+    elif running is None:
+        first = f"no version is on trial; the next one gets {found['share']:.0%} of new conversations"
+    else:
+        first = "version {version} of {model}, against version {live}: {why}".format(**running)
+    shown = [Text(first), _arms(running)] if running else [Text(first)]
+    ended = [Text("version {version} was {outcome}: {why}".format(**row)) for row in found["ended"]]
+    return Group(*shown, *ended)
+
+
+_ARM = (
+    "conversations",
+    "rewarded",
+    "reward_mean",
+    "reward_low",
+    "reward_high",
+    "faulty_share",
+    "refused_share",
+)
+
+
+def _arms(row: dict[str, Any]) -> Table:
+    table = Table()
+    for name in ("version", *_ARM, "tokens_mean", "seconds_per_token"):
+        table.add_column(name.replace("_", " "), justify="right")
+    for arm, version in (("candidate", row["version"]), ("live", row["live"])):
+        figures = row["figures"][arm]
+        cells = (figures[name] for name in (*_ARM, "tokens_mean", "seconds_per_token"))
+        table.add_row(str(version), *("" if cell is None else f"{cell:.3g}" for cell in cells))
+    return table
+
+
 def show_episodes(episodes: list[dict[str, Any]]) -> None:
     """Print a row for each episode, the newest first."""
     if not episodes:

@@ -16,7 +16,7 @@ from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.host import ControlHost
 from gateway.control.models import CoordinatorModels, ServedModel, TrainedModel
 from gateway.control.nodes import NodeDescription, Nodes, TrainedBatch
-from gateway.control.versions import VersionRecords
+from gateway.control.version_records import VersionRecords
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.erasure import Erasure

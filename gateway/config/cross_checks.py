@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from gateway.config.access import AdminSettings, AgentSettings, ProjectSettings
-from gateway.config.engines import EngineSettings, refused_place
+from gateway.config.engines import EngineSettings, UpdateSettings, refused_place
 from gateway.config.environment import key_variable
 from gateway.config.episodes import GraderSettings
 from gateway.config.models import ModelSettings
@@ -153,6 +153,30 @@ def check_transports(
         raise ValueError(
             "[engine] transport = 'lora' is for one gateway process so far: leave [cluster] out, or use 'files'"
         )
+
+
+def check_canary(
+    update: UpdateSettings,
+    agents: Mapping[str, AgentSettings],
+    models: Collection[str],
+    engines: Mapping[str, int],
+    cluster: ClusterSettings,
+) -> None:
+    """Check that a version can be tried on a share of the conversations. `models`: of the agents; `engines`: how many each model
+    has at the start."""
+    if not update.canary:
+        return
+    if not any(agent.live for agent in agents.values()):
+        raise ValueError("[update] canary needs an agent with `live = true`, whose conversations are drawn")
+    if update.order != "pull":
+        raise ValueError("[update] canary needs order = 'pull': engines of both versions serve side by side")
+    if cluster.url is not None:
+        raise ValueError("[update] canary is for one gateway process so far: leave [cluster] out")
+    for model in models:
+        if engines.get(model, 0) < 2:
+            raise ValueError(
+                f"[update] canary needs two engines of {model!r}: one of them keeps the live version ([engine] count = 2)"
+            )
 
 
 def check_node(

@@ -166,6 +166,11 @@ class UpdateSettings(Section):
     orphans: Literal["drop", "correct"] = "drop"
     """The treatment of samples whose version is not an ancestor of the newest: `drop` does not train their tokens; `correct` does
     (the correction by importance sampling treats them as samples of another policy)."""
+    canary: float = Field(0.0, ge=0, le=0.5)
+    """The share of new conversations of `live` agents that get a new version before all others do; 0: none. It needs a second
+    engine, and order = "pull" (docs/guide/live.md)."""
+    canary_conversations: int = Field(100, ge=10, le=1_000_000)
+    """The number of a new version's rewarded conversations after which it is promoted, if its rewards are not lower by then."""
 
 
 def is_public(address: str) -> bool:

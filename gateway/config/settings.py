@@ -10,6 +10,7 @@ that run already: those of a supervisor (`gateway/workers.py`), or of compose.ya
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -113,9 +114,27 @@ class Settings(Section):
         cross_checks.check_engines(engines, self.nodes)
         cross_checks.check_vllm(self.models, engines)
         cross_checks.check_transports(engines, self.weights, self.cluster)
+        cross_checks.check_canary(
+            self.update, self.agents, self._live_models(), self._engine_counts(engines), self.cluster
+        )
         for name, node in self.nodes.items():
             cross_checks.check_node(name, node, self.model_on(name), self.models, engines)
         return self
+
+    def _live_models(self) -> set[str]:
+        return {self.model_of(name) for name, agent in self.agents.items() if agent.live}
+
+    def _engine_counts(self, engines: Mapping[str, EngineSettings]) -> dict[str, int]:
+        """Return the number of engines of each model at the start, without those that a trainer borrows."""
+        counts = {name: len(engine.places) for name, engine in engines.items()}
+        for name, node in self.nodes.items():
+            if "train" not in node.tags and self.model_on(name) in counts:
+                counts[self.model_on(name)] += len(node.places)
+        return counts
+
+    def live_agents_of(self, model: str) -> frozenset[str]:
+        """Return the agents in daily use whose conversations are with a model."""
+        return frozenset(n for n, agent in self.agents.items() if agent.live and self.model_of(n) == model)
 
     def model_on(self, node: str) -> str:
         """Return the model that the engines of a node run."""

@@ -26,12 +26,14 @@ from headgate.processes.child import LocalProcess
 from scheduler.program import ControlProgram
 from scheduler.program.events import (
     Added,
+    Canary,
     EngineLost,
     Published,
     Removed,
     Started,
     StepCommand,
     StepResult,
+    TrialEnded,
     UpdateResult,
 )
 from scheduler.program.nodes import Hosted, Wanted
@@ -188,12 +190,17 @@ class ControlHost:
         self.inject(self.program.fleets[model].requested, Wanted(engine, awake=not paused, reason=reason))
         slot.set_paused(paused)
 
-    def publish(self, model: str, version: int) -> asyncio.Future[UpdateResult]:
-        """Update every engine of a model to `version`, which its steps know; the future is done when the update has ended."""
+    def publish(self, model: str, version: int, canary: Canary | None = None) -> asyncio.Future[UpdateResult]:
+        """Update every engine of a model, or those of a trial, to `version`, which its steps know; the future is done when the
+        update has ended."""
         ended: asyncio.Future[UpdateResult] = asyncio.get_running_loop().create_future()
         self.models[model].ended[version] = ended
-        self._runtime.inject(self.program.updates[model].published, Published(version))
+        self._runtime.inject(self.program.updates[model].published, Published(version, canary))
         return ended
+
+    def end_trial(self, model: str, version: int, *, promoted: bool) -> None:
+        """Have every engine load a version that was on trial, or none run it any longer."""
+        self._runtime.inject(self.program.updates[model].trial_ended, TrialEnded(version, promoted))
 
     def report_lost(self, model: str, engine: str, reason: str) -> None:
         """Report an engine that died or is unusable; its requests immediately continue in other engines."""

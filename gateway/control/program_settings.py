@@ -59,6 +59,7 @@ def _model_settings(settings: Settings, model: str, size: int, lending_s: float)
             "mode": "adapter" if engine.transport == "lora" else update.mode,
             "order": update.order,
             "hold_s": update.pause_timeout_s,
+            **({"finish_s": update.pause_timeout_s} if update.canary else {}),
             "load_s": load_s,
         },
         "placement": placement_settings(settings),

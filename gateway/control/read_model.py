@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from gateway.control.models import Models, ServedModel, TrainedModel
 from gateway.control.nodes import NodeDescription, TrainedBatch
-from gateway.control.versions import VersionRecords
+from gateway.control.version_records import VersionRecords
 from gateway.tenancy.projects import Reach
 from gateway.training_feed.batches import Batches
 from gateway.training_feed.leases import Leases

@@ -18,55 +18,28 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gateway.config import EngineSettings
+from gateway.control.canaries import Canaries
 from gateway.control.host import ControlHost
+from gateway.control.version_records import VersionRecords
 from gateway.generation.slot import Slot
 from gateway.store import ledger as statements
-from gateway.store.database import Database
+from gateway.store.database import Database, Write
 from gateway.training_feed.ledger import StoredLedger
 from gateway.updates.distribution import Distribution
 from gateway.updates.weights_check import Weights, known_weights, read_weights, require_probe
-from headgate.errors import Conflict, EngineError, Fenced, NotFound, Unprocessable
+from headgate.errors import Conflict, EngineError, Fenced, Unprocessable, UnusableVersion
 from headgate.weights.manifest import MANIFEST
+from scheduler.policies.canary import Decision
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish
-from scheduler.program.events import UpdateResult
+from scheduler.program.events import Canary, UpdateResult
 
 _SETTLED = ("open", "asleep")
 log = logging.getLogger(__name__)
 
 
-class VersionRecords:
-    """The stored versions of a model."""
-
-    def __init__(self, model: str, path: Path, database: Database) -> None:
-        """`path`: the first version's checkpoint."""
-        self.model = model
-        self.current = Weights(0, str(path.resolve()))
-        self.orphans: frozenset[int] = frozenset()
-        """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
-        self.streams_across_updates = 0
-        self.updates = 0
-        self._database = database
-
-    async def newest(self) -> int:
-        """Return the greatest number that was ever published, live or not."""
-        row = await self._database.read(lambda c: statements.newest_version(c, self.model))
-        return row["version"] if row is not None else self.current.version
-
-    async def bad(self) -> dict[int, str]:
-        """Return the versions that no engine may run, and why."""
-        return await self._database.read(lambda c: statements.bad_versions(c, self.model))
-
-    async def version(self, number: int) -> dict[str, Any]:
-        """One version's record. `why`: why it is not live, in one sentence. Raise NotFound."""
-        row = await self._database.read(lambda c: statements.version(c, self.model, number))
-        if row is None:
-            raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
-        failures = [
-            f"{report['engine']}: {report['failure']}" for report in row["report"] if report["failure"]
-        ]
-        why = row["bad"] or ("; ".join(failures) or "no engine loaded it") * (row["state"] == "failed")
-        return {**row, "bad": bool(row["bad"]), "why": why}
+def _nothing(_connection: Connection) -> None:
+    """Store nothing."""
 
 
 class Versions(VersionRecords):
@@ -80,10 +53,11 @@ class Versions(VersionRecords):
         host: ControlHost,
         ledger: StoredLedger | None,
         distribution: Distribution,
+        canaries: Canaries,
         *,
         probed: bool = True,
     ) -> None:
-        """`probed`: every version but the first needs a probe."""
+        """`canaries`: tries each version first. `probed`: every version but the first needs a probe."""
         super().__init__(model, path, database)
         self._base = path
         """The first version's checkpoint, which defines the tensors."""
@@ -93,6 +67,7 @@ class Versions(VersionRecords):
         self._engines = host.models[model]
         self._ledger = ledger
         self._distribution = distribution
+        self.canaries = canaries
         self._probed = probed
         self._publishing = asyncio.Lock()
         self._offers: dict[tuple[int, Path], asyncio.Task[None]] = {}
@@ -123,6 +98,28 @@ class Versions(VersionRecords):
             self._host.add(self.model, slot)
         if wait:
             await self._opened()
+            await self._continue_trial()
+
+    async def _continue_trial(self) -> None:
+        """Continue the trial that ran when the gateway stopped, without its trainer."""
+        row = await self._database.read(lambda c: statements.newest_version(c, self.model))
+        if row is None or row["state"] != "updating" or not await self.canaries.resume(row["version"]):
+            return
+        try:
+            rank = self._distribution.max_lora_rank
+            weights = await asyncio.to_thread(known_weights, Path(row["path"]), row["version"], rank)
+        except UnusableVersion as error:
+            log.error(
+                "version %d of %s was on trial and cannot be loaded: %s", row["version"], self.model, error
+            )
+            self.canaries.end(promoted=False)
+            return
+        self._begin_update(weights)
+
+    async def version(self, number: int) -> dict[str, Any]:
+        """One version's record, as of `VersionRecords`; `on_trial`: a share of the conversations tries it."""
+        why = self.canaries.why(number)
+        return await super().version(number) | ({"on_trial": True, "why": why} if why else {})
 
     def _taken_over(self) -> dict[str, Slot]:
         """Return the engines of the last coordinator that outlived it, with what this process has running in them."""
@@ -160,6 +157,14 @@ class Versions(VersionRecords):
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
         self.bad_ones = set(await self.bad())
+
+    async def trials(self) -> dict[str, Any]:
+        return await self.canaries.describe()
+
+    def untrained(self, *, orphans_too: bool) -> frozenset[int]:
+        """Return the versions whose tokens are not trained: bad ones, such as those that were returned after a trial, and
+        orphans."""
+        return (self.orphans if orphans_too else frozenset()) | self.bad_ones
 
     async def close(self) -> None:
         """End updates that still run; a version that was not live by then is published again by its trainer."""
@@ -250,9 +255,13 @@ class Versions(VersionRecords):
             await self._insert(weights)
         over = row is not None and (row["state"] == "live" or row["bad"])
         if not over and version not in self._updates:
-            task = asyncio.create_task(self._update(weights), name=f"{self.model}-update-to-{version}")
-            task.add_done_callback(partial(self._on_done, self._updates, version))
-            self._updates[version] = task
+            self._begin_update(weights)
+
+    def _begin_update(self, weights: Weights) -> None:
+        version = weights.version
+        task = asyncio.create_task(self._update(weights), name=f"{self.model}-update-to-{version}")
+        task.add_done_callback(partial(self._on_done, self._updates, version))
+        self._updates[version] = task
 
     async def _check_next(self, version: int) -> None:
         """Raise Conflict if batches would be lost: those of versions before this one that were never published."""
@@ -288,20 +297,51 @@ class Versions(VersionRecords):
         number = weights.version
         self._engines.steps.register_version(weights)
         await self._distribution.spread(weights, self._engines.pool.slots.values())
-        ended = await self._host.publish(self.model, number)
+        live, tries = self.current.version, self.canaries
+        canary = await tries.engines(number, live) if tries.on else None
+        ended = await self._host.publish(self.model, number, canary)
         reports = self._engines.steps.reports(number)
         report = [r.to_json() for r in reports]
-        if ended.live:
+        if canary is not None:
+            await self._try(weights, ended, canary, report)
+        elif ended.live:
             await self._set_live(weights, report)
-            self.updates += 1
-            self.streams_across_updates += sum(r.streams for r in reports)
-            await self._distribution.prune(number, weights.parent)
+        else:
+            await self._record_failure(number, report, ended.bad)
+        if self.current.version != number:
             return
-        if ended.bad:
-            log.error("version %d of %s is bad: %s", number, self.model, ended.bad)
+        self.updates += 1
+        self.streams_across_updates += sum(r.streams for r in reports)
+        await self._distribution.prune(number, weights.parent)
+
+    async def _record_failure(
+        self, number: int, report: list[dict[str, Any]], bad: str, also: Write = _nothing
+    ) -> None:
+        if bad:
+            log.error("version %d of %s is bad: %s", number, self.model, bad)
         else:
             log.error("version %d of %s is not live: %s", number, self.model, self._engines.pool.states())
-        await self._set_failed(number, report, ended.bad)
+        await self._set_failed(number, report, bad, also)
+
+    async def _try(
+        self, weights: Weights, ended: UpdateResult, canary: Canary, report: list[dict[str, Any]]
+    ) -> None:
+        """Try a version on a share of the conversations; one that is returned is bad."""
+        number, promoted = weights.version, False
+        if not ended.live:
+            resumed = bool(ended.bad and self.canaries.why(number))
+            also = self.canaries.ending(number, Decision("returned", ended.bad)) if resumed else _nothing
+            await self._record_failure(number, report, ended.bad, also)
+        else:
+            decision = await self.canaries.run(number, canary)
+            promoted, stored = decision.outcome == "promoted", self.canaries.ending(number, decision)
+            if promoted:
+                await self._set_live(weights, report, stored)
+            else:
+                why = f"it was returned after a trial: {decision.why}"
+                await self._set_failed(number, report, why, stored)
+            self._host.end_trial(self.model, number, promoted=promoted)
+        self.canaries.end(promoted=promoted)
 
     def ended_late(self, ended: UpdateResult) -> None:
         """Record that a version which had failed is live after all, or bad: an engine that was given up has returned."""
@@ -335,19 +375,28 @@ class Versions(VersionRecords):
         else:
             log.error("%s failed: %s", task.get_name(), error, exc_info=error)
 
-    async def _set_failed(self, number: int, report: list[dict[str, Any]], bad: str) -> None:
-        values = self.model, number, "failed", report, bad
+    async def _set_failed(
+        self, number: int, report: list[dict[str, Any]], bad: str, also: Write = _nothing
+    ) -> None:
+        """`also`: is stored in the same transaction."""
+
+        def write(connection: Connection) -> None:
+            statements.set_version(connection, self.model, number, "failed", report, bad)
+            also(connection)
+
         if bad:
             self.bad_ones.add(number)
-        await self._database.submit(lambda c: statements.set_version(c, *values))
+        await self._database.submit(write)
 
-    async def _set_live(self, weights: Weights, report: list[dict[str, Any]]) -> None:
+    async def _set_live(self, weights: Weights, report: list[dict[str, Any]], also: Write = _nothing) -> None:
+        """`also`: as for `_set_failed`."""
         number = weights.version
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         lost = orphans({**parents, number: weights.parent}, number)
 
         def write(connection: Connection) -> None:
             statements.set_version(connection, self.model, number, "live", report)
+            also(connection)
 
         assert self._ledger is not None
         self.current, self.orphans = weights, lost

@@ -29,6 +29,8 @@ class OpenEpisode:
     """The trained model whose ledger the episode is in."""
     opened_at: float
     last_used_at: float
+    created_at: float = 0.0
+    """When it was opened, in seconds since the epoch; the other times are of this process's clock. 0: not known here."""
     key_hash: str = ""
     """Empty until the key was seen, for an episode that was open before the gateway's start."""
     agent: str = ""

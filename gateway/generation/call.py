@@ -61,7 +61,7 @@ class Call:
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt
         self.sampling: Final = sampling
-        self.min_version: Final = min_version
+        self._min_version = min_version
         self.images: Final = images
         self._hints = hints or RoutingHints()
         self._routers = routers
@@ -84,6 +84,15 @@ class Call:
         self._delivered = False
         self.entered_at: float | None = None
         """The time of its first run in an engine, in seconds since the epoch."""
+
+    @property
+    def min_version(self) -> int:
+        """The oldest version that may sample the call."""
+        return self._min_version
+
+    def accept_version(self, version: int) -> None:
+        """Let an older version sample the call, because the one that it was to try was returned."""
+        self._min_version = version
 
     @property
     def hints(self) -> RoutingHints:

@@ -20,6 +20,7 @@ from gateway.generation.pace import Pace
 from gateway.generation.plan_messages import CallCounts, count_calls
 from gateway.generation.slot import EngineDescription, Run, Slot
 from gateway.generation.slot_placer import PlacementRequest, Placer, SlotPlacer
+from gateway.generation.trial import Trial
 from headgate.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,8 @@ class EnginePool:
         self.calls: dict[str, Call] = {}
         """Calls that run in an engine or wait for one."""
         self.waiting = 0
+        self.trial: Trial | None = None
+        """The version that a share of the new conversations tries; only the coordinator knows."""
         self._queue = queue
         self._monitor: EngineMonitor = NoMonitor()
         self._placer: Placer = SlotPlacer(self)
@@ -277,9 +280,29 @@ class EnginePool:
             await self._move_running(run, engine)
             return
         call.redirect(engine or "")
+        self._place_again(call_id)
+        self.notify()
+
+    def _place_again(self, call_id: str) -> None:
         if (request := self._requests.get(call_id)) is not None and not request.found.done():
             self._placer.cancel(request)
             self._placer.submit(request)
+
+    # Trials of versions
+
+    def begin_trial(self, trial: Trial) -> None:
+        """Have a share of the conversations that are opened from now on try a version."""
+        self.trial = trial
+
+    def end_trial(self, *, promoted: bool) -> None:
+        """End the trial; calls of a version that was not promoted continue under the live one."""
+        trial, self.trial = self.trial, None
+        if trial is None or promoted:
+            return
+        for call in self.calls.values():
+            if call.min_version == trial.version:
+                call.accept_version(trial.live)
+                self._place_again(call.call_id)
         self.notify()
 
     @staticmethod

@@ -83,6 +83,7 @@ class Signal:
         return f"{_shown(value, self.unit)} {self.of or step}"
 
 
+_FALL = "live_reward_fall"
 SIGNALS = (
     Signal(
         "unparsed_tool_calls", "Replies with malformed tool calls", "count", 0, 0,
@@ -149,6 +150,11 @@ SIGNALS = (
         "now", "nothing runs here",
     ),
     Signal(
+        _FALL, "Fall of the live agents' rewards, of their range", "share", 0, 0,
+        "a version, the users or the reward changed: compare episodes; [update] canary tries versions first",
+        "of the newest conversations against those before",
+    ),
+    Signal(
         "engine_failures", "Times that an engine was quarantined or died", "count", 0, 2,
         "the engine's log ([engine] log); scheduler replay shows why each restart was decided", "so far", "no engine is known",
     ),
@@ -165,12 +171,14 @@ def judge(
     failures: int,
     groups: Mapping[str, int],
     slow: int,
+    fall: float | None,
 ) -> list[dict[str, Any]]:
     """Return every signal with its value.
 
     `reasons`: ended episodes by reason; `calls`: recent calls, of which `truncated` were cut; `faulty`: replies with faulty tool
     calls; `failures`: of engines; `groups`: recent groups that ended, by the reason for which they were dropped, empty
-    for the others; `slow`: running episodes that have used up half of their time.
+    for the others; `slow`: running episodes that have used up half of their time; `fall`: by how much the live agents'
+    rewards fell; None: there is no such agent, or it has too few rewards.
     """
     ended = counted(reasons).total()
     lost = failed(reasons)
@@ -186,10 +194,12 @@ def judge(
         "unparsed_tool_calls": float(faulty),
         "engine_failures": float(failures),
         "slow_episodes": float(slow),
+        _FALL: fall,
     }
     completed = StepFigures({**steps.newest, **_derived(steps)}, steps.trained)
     links = {name: _commonest(own) for name, own in of_reasons.items()}
-    return [s.judged(values.get(s.name), completed, links.get(s.name)) for s in SIGNALS]
+    shown = [s for s in SIGNALS if s.name != _FALL or fall is not None]
+    return [s.judged(values.get(s.name), completed, links.get(s.name)) for s in shown]
 
 
 def _commonest(reasons: Counter[str]) -> str | None:

@@ -367,6 +367,33 @@ class VersionRow(Base):
     """The reason why no engine may run the version; empty if it is not known to be bad."""
 
 
+class CanaryRow(Base):
+    """The trial of a version on a share of the new conversations; the newest one of a model may still run."""
+
+    __tablename__ = "canaries"
+
+    model: Mapped[str] = mapped_column(AnyText(255), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    live: Mapped[int] = mapped_column(Integer)
+    """The version that all other conversations have."""
+    share: Mapped[float] = mapped_column(Float)
+    conversations: Mapped[int] = mapped_column(Integer)
+    """The number of rewarded conversations after which the version is promoted."""
+    low: Mapped[float] = mapped_column(Float)
+    high: Mapped[float] = mapped_column(Float)
+    """The range to which rewards are clipped."""
+    began_at: Mapped[float] = mapped_column(Float)
+    """Seconds since the epoch: conversations that were opened since take part."""
+    held: Mapped[bool]
+    """A person decides, whatever the test finds."""
+    outcome: Mapped[str] = mapped_column(AnyText(16), default="", server_default=_NOTHING)
+    """promoted or returned; empty: it runs."""
+    why: Mapped[str] = mapped_column(AnyText(), default="", server_default=_NOTHING)
+    ended_at: Mapped[float | None] = mapped_column(Float)
+    figures: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """Of both arms at the end."""
+
+
 class CoordinatorRow(Base):
     """One row: which gateway process decides. Its fence grows with every new holder, and is never used twice."""
 

@@ -156,6 +156,24 @@ class VersionRecord(TypedDict):
     bad: str
 
 
+class CanaryRecord(TypedDict):
+    """The trial of a version; see `CanaryRow`."""
+
+    model: str
+    version: int
+    live: int
+    share: float
+    conversations: int
+    low: float
+    high: float
+    began_at: float
+    held: bool
+    outcome: Literal["", "promoted", "returned"]
+    why: str
+    ended_at: float | None
+    figures: dict[str, Any] | None
+
+
 class LeaseRecord(TypedDict):
     """A trainer's lease of a batch; `left_s` is negative once it has expired."""
 

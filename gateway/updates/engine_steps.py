@@ -242,6 +242,11 @@ class EngineSteps:
         report, name = self._report(slot.name, weights.version), self._pool.model
         streams, report.pinned = self.runs(slot)
         report.streams = streams + self._pool.waiting + self._peers.count_waiting(name)
+        if self._update.canary:  # replies end under the version that began them
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._update.pause_timeout_s):
+                    while self.runs(slot)[0]:
+                        await self._a_moment(slot)
 
     async def _abort(self, slot: Slot, _weights: Weights) -> None:
         await _engine(slot).pause()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 from httpx_aiohttp import AiohttpTransport
@@ -265,6 +265,16 @@ class GatewayClient:
     async def weights(self, version: int, model: str | None = None) -> dict[str, Any]:
         """Return a version's state, parent, probe reports and the seconds of each step of its update."""
         return await self._json("GET", f"/weights/{version}", params=_model_query(model))
+
+    async def canary(self, model: str | None = None) -> dict[str, Any]:
+        """Return the version that a share of new conversations tries, its figures, and the trials before."""
+        return await self._json("GET", "/canary", params=_model_query(model))
+
+    async def decide_canary(
+        self, action: Literal["hold", "resume", "promote", "rollback"], model: str | None = None
+    ) -> dict[str, Any]:
+        """Hold the running trial, leave it to its test again, promote its version, or return it; return the state."""
+        return await self._json("POST", f"/canary/{action}", json={"model": model})
 
     async def status(self, model: str | None = None) -> dict[str, Any]:
         """Return a trained model's newest version and batches, every engine, open episodes, and totals."""

@@ -38,6 +38,8 @@ class Engines:
         self._models: dict[str, EngineModel] = {}
         self.newest = 0
         """The newest version: calls of an older `min_version` are late."""
+        self.candidate: int | None = None
+        """The version on trial: its engines get the calls whose `min_version` it is, and no others."""
         self.times = 1
         """How many calls each local placement represents, if peers place in the same way."""
         self._heaps: dict[_Place, list[_Entry]] = {}
@@ -180,13 +182,19 @@ class Engines:
     def best(self, request: EngineRequest) -> OpenEngine | None:
         """Return the best engine that has room for a call; None: it waits."""
         preferred = self.open.get(request.preferred)
-        if preferred is not None and preferred.version >= request.version:
+        if preferred is not None and self._admits(preferred.version, request.version):
             return preferred
         return self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
         """Return true if an open engine may sample calls of this `min_version`."""
-        return any(version_there >= version for _, version_there in self._heaps_in_use())
+        return any(self._admits(version_there, version) for _, version_there in self._heaps_in_use())
+
+    def _admits(self, version_there: int, version: int) -> bool:
+        """Return true if an engine of `version_there` may sample calls of this `min_version`."""
+        if self.candidate is not None and (version_there < self.candidate) != (version < self.candidate):
+            return False
+        return version_there >= version
 
     def weight(self, version: int) -> float:
         """Return the present weight of a call of this `min_version`."""
@@ -220,10 +228,14 @@ class Engines:
         count, found = _LOOKED_AT + len(request.avoid), []
         late = self.choice.weighs and request.version < self.newest
         for place, heap in self._heaps.items():
-            if place[0] == late and place[1] >= request.version:
+            if place[0] == late and self._admits(place[1], request.version):
                 found += _first(heap, count)
         cached_in = self.open.get(request.cached_in)
-        if cached_in is not None and cached_in.version >= request.version and cached_in not in found:
+        if (
+            cached_in is not None
+            and cached_in not in found
+            and self._admits(cached_in.version, request.version)
+        ):
             found.append(cached_in)
         return found
 

@@ -71,9 +71,10 @@ class Waterfall:
             self._queues.clear()
             return placed
         for version in sorted(self._queues):
-            if not self._count_peers_before(version) or not self._place_queue(self._queues[version], placed):
+            if self._count_peers_before(version) and self._place_queue(self._queues[version], placed):
+                del self._queues[version]
+            elif self.engines.candidate is None:  # otherwise calls of the version on trial have other engines
                 break
-            del self._queues[version]
         return placed
 
     def _count_peers_before(self, version: int) -> bool:

@@ -71,10 +71,28 @@ class EngineLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """The trial of a version: only these engines load it. The others run the live version until the trial ends."""
+
+    live: int
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     """A version is published: checked and readable."""
 
     version: int
+    canary: Canary | None = None
+    """None: every engine loads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnded:
+    """The trial of a version has ended: every engine loads it, or none runs it any longer."""
+
+    version: int
+    promoted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +144,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The version that every engine has to load."""
+    """The version that every engine has to load; while it is on trial, those of the trial."""
 
     version: int
+    canary: Canary | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ decides its version. Invariants:
 - an engine that must sleep, by its node (`lending.py`) or a person's request, is asleep or has no process within `sleep_s` and
   `stop_s`: one that does not fall asleep is stopped. It is not launched, woken or given up while one of the two requires sleep;
 - failures of a version on trial (`trial.py`) do not count as restarts, and engines leave a version that is found to be bad;
+- while a share of the conversations tries a version (`Canary`), only the engines of that trial are launched with it;
 - a removed engine is forgotten within `drain_s` and `stop_s`; only then can another engine have its name.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Literal
 from scheduler.program.calls import Opened
 from scheduler.program.events import (
     Added,
+    Canary,
     EngineLaunched,
     EngineLost,
     EngineUnavailable,
@@ -112,6 +114,7 @@ class Fleet(Reactor):
         self._bad: int | None = None
         """The version that was last found to be bad."""
         self._trial: Trial | None = None
+        self._canary: Canary | None = None
         self._suspected = False
         self._serials = Serials()
         self._outbox = Outbox()
@@ -164,14 +167,19 @@ class Fleet(Reactor):
         self._version = self._live = now[self.started].version
 
     def _on_target(self, now: Context) -> None:
-        """Retry engines that were given up, because there are new weights."""
-        self._version = version = now[self.target].version
+        """Retry engines that were given up, because there are other weights; start those over that begin with a version which
+        was returned."""
+        target = now[self.target]
+        self._canary, self._version = target.canary, target.version
+        version, self._live = target.version, min(self._live, target.version)
         self._trial = Trial(version, self._live, now.tag.time) if version > self._live else None
         self._bad = None
         for engine, life in self._lives.items():
             if life.phase == "given_up":
                 life.restarts.clear()
                 self._stop(now, engine, f"it is restarted with version {self._version}")
+            elif life.phase in ("launching", "waking") and life.version > version:
+                self._start_over(now, engine, f"version {life.version} was returned", life.version)
 
     def _on_ended(self, now: Context) -> None:
         """End a version's trial once it is live, which needs no engine while all of them sleep."""
@@ -195,7 +203,7 @@ class Fleet(Reactor):
 
     def _declare_bad(self, now: Context, trial: Trial) -> None:
         """Declare the version on trial bad: engines leave it, and their restarts since the trial began are not counted."""
-        self._bad, self._version = trial.version, trial.live
+        self._bad, self._version, self._canary = trial.version, trial.live, None
         for engine, life in self._lives.items():
             life.restarts = [at for at in life.restarts if at < trial.began]
             if life.phase in ("launching", "waking") and life.version == trial.version:
@@ -463,13 +471,18 @@ class Fleet(Reactor):
     ) -> None:
         """`version`: what the step is about, if it is not what engines are launched with."""
         if version is None:
-            version = self._version if self._trial is None else self._trial.launch_version
+            version = self._launch_version(engine)
         life = self._lives[engine]
         life.version, life.serial = version, next(self._serials)
         self._outbox.commands.append(StepCommand(engine, step, version, reason))
         now.schedule(
             self.step_timeout, StepTimeout(engine, step, life.serial), after=int(deadline_s * SECOND)
         )
+
+    def _launch_version(self, engine: str) -> int:
+        if self._canary is not None and engine not in self._canary.engines:
+            return self._canary.live
+        return self._version if self._trial is None else self._trial.launch_version
 
     def _backoff(self, life: _Lifecycle) -> int:
         exponent = len(life.restarts) - 2

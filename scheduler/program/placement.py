@@ -3,6 +3,7 @@
 Owns the waiting calls and the engine of each running call, from events alone (`calls.py`). This state is speculative: a decision
 counts before any engine shows it. The policies decide: `placement`, `sync`, `migration`. Invariants:
 - a call is placed on no engine whose version is below its `min_version`;
+- while a version is on trial, its engines get the calls whose `min_version` it is, and no others (`open_engines.py`);
 - a call that arrived is placed once, unless it leaves first; nothing else is decided about it until it arrives again;
 - a call waits only while no open engine has room for it, or for an earlier call that must be trained sooner;
 - while a call waits that no open engine may sample, an engine is loading the newest version (order `pull`);
@@ -17,6 +18,7 @@ An event costs the logarithm of the number of engines and calls; the snapshot, o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,13 +177,23 @@ class Placement(Reactor):
         self._engines.published(self._target)
 
     def _on_target(self, now: Context) -> None:
-        self._target = now[self.target].version
-        self._engines.published(self._target)
+        """Let engines pull a version; one on trial is not the newest yet, and one that was returned gets no more calls."""
+        target = now[self.target]
+        self._engines.candidate = target.version if target.canary is not None else None
         self._pulls.clear()
+        if target.canary is not None:
+            return
+        for name, engine in list(self._engines.open.items()):
+            if engine.version > target.version:
+                self._engines.closed(name)
+        self._target = target.version
+        self._engines.published(self._target)
 
     def _on_verdict(self, now: Context) -> None:
         """Stop treating a bad version as the newest."""
         verdict = now[self.verdict]
+        if verdict.kind == "bad" and verdict.version == self._engines.candidate:
+            self._engines.candidate = None
         if verdict.kind == "bad" and verdict.version == self._target:
             self._target = verdict.live
             self._engines.withdrawn(verdict.live)
@@ -295,7 +307,12 @@ class Placement(Reactor):
         return bool(named)
 
     def _move(self, now: Context) -> None:
-        engines = [engine for name, engine in self._engines.open.items() if name not in self._pulls]
+        candidate = self._engines.candidate or sys.maxsize
+        engines = [
+            engine
+            for name, engine in self._engines.open.items()
+            if name not in self._pulls and engine.version < candidate
+        ]
         planned = moves(engines, self._movable, self._choice, self._settings.migration, self._engines.times)
         for call, _, _ in planned:
             self._runs[call].moved = True

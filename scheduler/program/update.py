@@ -12,6 +12,9 @@ requests end under the version that they began with. Owns each engine's confirme
   after a failure, no other begins;
 - versions are processed in the order in which they were published, one after the other. One older than the last fails
   immediately; a failed one becomes live later if an engine is restarted with it;
+- a version on trial (`Canary`) is loaded by the engines of the trial, one after the other; the others run the live version. Its
+  update ends once these engines run it; the next version waits for the end of the trial. If the version is returned, its
+  engines load the live version again;
 - after an engine's own process failed with a version, no other engine begins to load it, unless that engine is at fault
   (`trial.py`). If the version is bad, its update ends, and the engines that were loading it fail;
 - every step has a deadline; an engine that misses one, or fails a step, is reported to the fleet, which restarts it;
@@ -25,6 +28,7 @@ from typing import Any, Literal
 
 from scheduler.program.calls import Opened
 from scheduler.program.events import (
+    Canary,
     EngineLaunched,
     EngineUnavailable,
     Failed,
@@ -35,6 +39,7 @@ from scheduler.program.events import (
     StepResult,
     StepTimeout,
     Target,
+    TrialEnded,
     UpdateResult,
     Verdict,
 )
@@ -60,10 +65,13 @@ class UpdateSettings:
     load_s: float = 120.0
     probe_s: float = 60.0
     resume_s: float = 30.0
+    finish_s: float = 0.0
+    """What a hold may take longer, because replies end where they began."""
 
     def deadline_s(self, step: Step) -> float:
         """Return the seconds that a step may take."""
         named = {"load": self.load_s, "probe": self.probe_s, "label": self.resume_s, "resume": self.resume_s}
+        named["hold"] = self.hold_s + self.finish_s
         return named.get(step, self.hold_s)
 
 
@@ -120,7 +128,11 @@ class WeightUpdate(Reactor):
         self._settings = settings
         self._progress: dict[str, _EngineProgress] = {}
         self._target = 0
-        self._queue: list[int] = []
+        self._queue: list[Published] = []
+        self._canary: Canary | None = None
+        """The trial of the newest version, until it ends."""
+        self._trial_ended = False
+        """True if a trial ended at this tag, so that the others are not notified yet."""
         self._todo: list[str] = []
         """Engines that the running update still waits for, in their order; empty: no update runs."""
         self._running = False
@@ -137,6 +149,7 @@ class WeightUpdate(Reactor):
         self._failures: list[str] = []
         self.started = self.physical("started", Started)
         self.published = self.physical("published", Published)
+        self.trial_ended = self.physical("trial_ended", TrialEnded)
         self.step_result = self.physical("step_result", StepResult)
         self.step_timeout = self.logical("step_timeout", StepTimeout)
         self.next_update = self.logical("next_update", bool)
@@ -152,6 +165,7 @@ class WeightUpdate(Reactor):
         self.opened = self.output("opened", Opened)
         self.reaction(self._on_started, on=[self.started])
         self.reaction(self._on_published, on=[self.published])
+        self.reaction(self._on_trial_ended, on=[self.trial_ended], writes=[self.step_timeout])
         self.reaction(self._on_launched, on=[self.launched], writes=[self.step_timeout])
         self.reaction(self._on_step_result, on=[self.step_result], writes=[self.step_timeout, self.opened])
         self.reaction(self._on_step_timeout, on=[self.step_timeout])
@@ -161,7 +175,7 @@ class WeightUpdate(Reactor):
         self.reaction(self._on_first_pull, on=[self.first_pull], writes=[self.step_timeout, self.first_pull])
         every: list[Source[Any]] = [
             *(self.published, self.launched, self.step_result, self.step_timeout, self.unavailable),
-            *(self.next_update, self.pull, self.first_pull, self.verdict),
+            *(self.next_update, self.pull, self.first_pull, self.verdict, self.trial_ended),
         ]
         effects: list[Effect[Any]] = [
             *(self.commands, self.failed, self.target, self.ended),
@@ -173,7 +187,23 @@ class WeightUpdate(Reactor):
         self._target = now[self.started].version
 
     def _on_published(self, now: Context) -> None:
-        self._queue.append(now[self.published].version)
+        self._queue.append(now[self.published])
+
+    def _on_trial_ended(self, now: Context) -> None:
+        """Let every engine load the version; or have those that run it, or load it, go back to the live version."""
+        ended, canary = now[self.trial_ended], self._canary
+        if canary is None or ended.version != self._target:
+            return
+        self._canary, self._trial_ended = None, True
+        if ended.promoted:
+            return
+        self._target, first = canary.live, self._first_step
+        for engine, progress in self._progress.items():
+            if progress.step is not None and progress.target == ended.version:
+                self._fail(engine, f"version {ended.version} was returned", excused=True)
+            elif progress.runs(ended.version):
+                progress.target = canary.live
+                self._begin_step(now, engine, first, f"version {ended.version} was returned")
 
     def _on_launched(self, now: Context) -> None:
         """Name, probe and open a launched engine, which holds no request and is not paused."""
@@ -263,9 +293,18 @@ class WeightUpdate(Reactor):
         progress = self._progress.get(engine)
         if self._suspected or self._first_engine_failed():
             return
-        if progress is not None and progress.ready and 0 <= progress.confirmed < self._target:
-            progress.target = self._target
-            self._begin_step(now, engine, "load" if self._settings.mode == "adapter" else "hold", reason)
+        wanted = self._target if self._canary is None or self._tries(engine) else self._canary.live
+        if progress is not None and progress.ready and 0 <= progress.confirmed < wanted:
+            progress.target = wanted
+            self._begin_step(now, engine, self._first_step, reason)
+
+    @property
+    def _first_step(self) -> Step:
+        return "load" if self._settings.mode == "adapter" else "hold"
+
+    def _tries(self, engine: str) -> bool:
+        """Return true if the engine is one of a trial."""
+        return self._canary is not None and engine in self._canary.engines
 
     def _first_engine_failed(self) -> bool:
         """Return true if, with `pull`, the first engine to load the newest version failed and is being restarted."""
@@ -280,15 +319,18 @@ class WeightUpdate(Reactor):
         self._todo = [engine for engine in self._todo if not self._is_updated(engine)]
         if self._bad is not None:
             self._abandon_bad(now, self._bad)
+        elif self._trial_ended:
+            self._trial_ended = False
+            now.set(self.target, Target(self._target), why="the trial has ended")
         elif self._running and self._finished():
             self._end(now)
-        elif not self._running and self._queue:
+        elif not self._running and self._queue and self._canary is None:
             self._begin(now)
         elif self._failed_version is not None and self._is_live(self._failed_version):
             self._end_late(now, self._failed_version)
         if self._running:
             self._update_next(now)
-        if self._finished() if self._running else self._queue:
+        if self._finished() if self._running else self._queue and self._canary is None:
             now.schedule(self.next_update, True, after=0)
         if self._commands:
             why = "; ".join(f"{command.engine}: {command.reason}" for command in self._commands)
@@ -299,27 +341,29 @@ class WeightUpdate(Reactor):
 
     def _finished(self) -> bool:
         """Return true if the running update waits for no engine; with `pull`, as soon as the first engine runs the version."""
-        first = self._settings.order == "pull" and self._is_live(self._target)
+        first = self._settings.order == "pull" and self._canary is None and self._is_live(self._target)
         return first or not self._todo
 
     def _begin(self, now: Context) -> None:
-        version = self._queue.pop(0)
+        published = self._queue.pop(0)
+        version = published.version
         if version < self._target:
             now.set(self.ended, UpdateResult(version, live=False), why=f"version {self._target} is newer")
             return
         self._target, self._running, self._failed_version = version, True, None
+        self._canary = published.canary
         self._suspected = False
         in_order = sorted(self._progress, key=lambda engine: not self._progress[engine].up)
         self._todo = [engine for engine in in_order if not self._is_updated(engine)]
         self._failures, self._target_failed = [], False
         why = f"version {self._target} was published"
-        now.set(self.target, Target(self._target), why=why)
-        if self._settings.order == "pull":
+        now.set(self.target, Target(self._target, self._canary), why=why)
+        if self._settings.order == "pull" and self._canary is None:
             now.schedule(self.first_pull, version, after=int(_FIRST_PULL_S * SECOND))
 
     def _update_next(self, now: Context) -> None:
-        """With `rolling`: update the next engine."""
-        if self._settings.order == "rolling" and self._todo:
+        """With `rolling`, and for a trial: update the next engine."""
+        if (self._settings.order == "rolling" or self._canary is not None) and self._todo:
             engine = self._todo[0]
             self._begin_update(
                 now, engine, f"version {self._target} is newer than {self._progress[engine].confirmed}"
@@ -327,10 +371,13 @@ class WeightUpdate(Reactor):
 
     def _end(self, now: Context) -> None:
         sleepers = any(progress.asleep for progress in self._progress.values()) and not self._target_failed
-        live = self._is_live(self._target) or sleepers
+        live = self._is_live(self._target) or (sleepers and self._canary is None)
         self._running, self._failed_version = False, None if live else self._target
         why = "every engine runs it, sleeps or was given up" if live else "no engine runs it"
         now.set(self.ended, UpdateResult(self._target, live, tuple(self._failures)), why=why)
+        if self._canary is not None and not live:
+            self._target, self._canary, self._failed_version = self._canary.live, None, None
+            now.set(self.target, Target(self._target), why="no engine of the trial runs the version")
 
     def _abandon_bad(self, now: Context, verdict: Verdict) -> None:
         """End the update to a bad version: the engines that were loading it fail, and the others keep what they run."""
@@ -338,7 +385,7 @@ class WeightUpdate(Reactor):
             if progress.step is not None and progress.target == verdict.version:
                 progress.step, progress.up, progress.confirmed = None, False, -1
                 self._failed.append(Failed(engine, f"version {verdict.version} is bad", verdict.version))
-        self._bad, self._target = None, verdict.live
+        self._bad, self._target, self._canary = None, verdict.live, None
         self._running, self._failed_version, self._todo = False, None, []
         ended = UpdateResult(verdict.version, live=False, bad=verdict.why)
         now.set(self.ended, ended, why=f"it is bad: {verdict.why}")
@@ -352,6 +399,8 @@ class WeightUpdate(Reactor):
 
     def _is_updated(self, engine: str) -> bool:
         progress = self._progress.get(engine)
+        if self._canary is not None and not self._tries(engine):
+            return True
         return progress is None or progress.asleep or progress.runs(self._target)
 
     def _fail(self, engine: str, reason: str, *, excused: bool = False) -> None:

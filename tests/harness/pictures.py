@@ -55,6 +55,7 @@ def views(trained: str, failed: str) -> dict[str, tuple[str, str]]:
         "episodes": ("episodes", "Episodes"),
         "staleness": ("staleness", "Staleness"),
         "engines": ("engines", "Engines and nodes"),
+        "canary": ("canary", "Canary"),
         "health": ("health", "Health"),
         "config": ("files", "Config and logs"),
         "logs": ("files?view=logs", "Config and logs"),

@@ -183,6 +183,8 @@ class Publication:
                 raise StepTimeout("publish", limit, record["why"] or "it is still updating")
             # Publishing the same version again is safe, and continues where a gateway was restarted in the middle.
             record = await self._publish(version, new_line)
+            if record.get("on_trial"):  # as long as its conversations take
+                deadline = time.monotonic() + limit
             if record["state"] == "failed":
                 if any(row["failure"] for row in record["report"]):
                     raise PublishFailed(

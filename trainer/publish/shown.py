@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def _listing_of(folder: Path) -> Path:
     return folder.with_name(folder.name + _SUFFIX)
 
 
-def listing_for(folder: Path, backend: str, workers: list[Device]) -> str | None:
+def listing_for(folder: Path, backend: str, workers: Sequence[Device]) -> str | None:
     """Return the listing of a version, if its owner lives, all workers can open it, and the backend allows it."""
     try:
         text = _listing_of(folder).read_text()

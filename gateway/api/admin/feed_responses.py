@@ -126,6 +126,8 @@ class VersionState(FeedResponse):
     """True if no engine may run it: it is never tried again."""
     why: str
     """The reason why it is not live; empty for others."""
+    on_trial: bool = False
+    """True while a share of the conversations tries it, which takes as long as they do."""
     report: list[EngineReport]
     created_at: float
     """Seconds since the epoch."""

@@ -18,9 +18,10 @@ from gateway.api.admin.admin_route import admin_router
 from gateway.api.admin.trainer_steps import OfModel, model_in_reach
 from gateway.observe import signals
 from gateway.observe.timeline import spans
-from gateway.store import decisions, episode_pages, events, history, trainer_steps
+from gateway.store import canaries, decisions, episode_pages, events, history, trainer_steps
 from gateway.store.episode_pages import EpisodeFilter
 from scheduler.policies import limits
+from scheduler.policies.canary import fell
 
 router = admin_router("History")
 
@@ -34,6 +35,8 @@ _STEPS = 200
 """The newest steps in which a figure is looked for."""
 Steps = Sequence[tuple[int, Mapping[str, float]]]
 """Steps with their figures, in order; one that not every step has is of the last step that has it."""
+_COMPARED = 200, 1000
+"""The newest live rewards, and those before that they are compared with."""
 _FAILURES = ("engine.quarantined", "engine.dead")
 
 
@@ -102,12 +105,15 @@ async def health(access: Admin, model: OfModel = None, run: OfRun = None) -> dic
     name = await model_in_reach(access, model)
     slow = len(access.gateway.view.slow_episodes(name))
     steps = await access.gateway.database.read(lambda c: trainer_steps.newest(c, name, _STEPS, run))
-    judged = await access.gateway.database.read(lambda c: _judged(c, name, steps, slow))
+    agents = access.gateway.settings.live_agents_of(name)
+    judged = await access.gateway.database.read(lambda c: _judged(c, name, steps, slow, agents))
     limiting = limits.to_json([figures for _, figures in steps])
     return {"model": name, "at": await _now(access), "signals": judged, "limits": limiting}
 
 
-def _judged(connection: Connection, model: str, steps: Steps, slow: int) -> list[dict[str, Any]]:
+def _judged(
+    connection: Connection, model: str, steps: Steps, slow: int, agents: frozenset[str]
+) -> list[dict[str, Any]]:
     figures = {name: (value, step) for step, of in steps for name, value in of.items()}
     wanted = EpisodeFilter(model=model, mode="train")
     newest = episode_pages.list_episodes(connection, wanted, _LOOKED_AT)
@@ -121,4 +127,16 @@ def _judged(connection: Connection, model: str, steps: Steps, slow: int) -> list
         sum(e.kind in _FAILURES for e in history.machine_events(connection, ["engine"], (model,))),
         decisions.ended_groups(connection, model, _DECISIONS),
         slow,
+        _fall(canaries.live_rewards(connection, model, agents, sum(_COMPARED))) if agents else None,
     )
+
+
+def _fall(newest_first: Sequence[float]) -> float | None:
+    """Return by which share of their range the newest live rewards are lower than those before, if that is not chance."""
+    newest, before = newest_first[: _COMPARED[0]], newest_first[_COMPARED[0] :]
+    if len(before) < _COMPARED[0]:
+        return None
+    history, now, lower = fell(before, newest)
+    if not lower or history.value is None or now.value is None:
+        return 0.0
+    return (history.value - now.value) / (history.high - history.low)

@@ -240,12 +240,22 @@ def new_call(
         prompt.ids,
         sampling,
         episode_id=episode.id,
-        min_version=episode.version if model.name == episode.model else 0,
+        min_version=_oldest_version(model, episode),
         images=prompt.images,
         routers=model.routers,
         routes_from=max(prompt.after.length - 1, 0),
         kept=model.settings.kept_tokens if episode.mode == "train" else 0,
     )
+
+
+def _oldest_version(model: ServedModel, episode: OpenEpisode) -> int:
+    """Return the oldest version that may sample an episode's call: the one on trial, if its conversation tries it."""
+    if model.name != episode.model:
+        return 0
+    trial = model.pool.trial
+    if trial is not None and trial.tries(episode.agent, episode.created_at, episode.id):
+        return trial.version
+    return episode.version
 
 
 def new_completion(

@@ -219,6 +219,9 @@ mode = "train"
 group_size = 1
 live = true
 idle_s = 1800                       # seconds of silence after which a conversation is over
+
+[update]
+canary = 0                          # 0.1 with [engine] count = 2: a tenth of the conversations tries a version first
 """
 
 

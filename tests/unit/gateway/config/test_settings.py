@@ -155,3 +155,27 @@ def test_bounds_of_tokens_stay_within_the_room(bounds: dict[str, int], requested
 def test_the_error_for_a_plain_value_names_the_form_of_a_range(name: str) -> None:
     with pytest.raises(ConfigError, match=r"write \{ override = 1 \}"):
         Settings.parse({"models": {"m": {"path": "x"}}, "sampling": {name: 1}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"agents": {}}, "needs an agent with `live = true`"),
+        ({"engine": {"launch": "fake"}}, "needs two engines of 'demo'"),
+        ({"update": {"canary": 0.1, "order": "rolling"}}, "needs order = 'pull'"),
+        ({"update": {"canary": 0.6}}, "less than or equal to 0.5"),
+    ],
+)
+def test_a_canary_that_cannot_be_is_refused_at_the_start(
+    tiny_model: Path, changes: dict[str, Any], why: str
+) -> None:
+    agent = {"key": "k" * 16, "mode": "train", "group_size": 1, "live": True}
+    values: dict[str, Any] = {
+        "models": {"demo": {"path": str(tiny_model)}},
+        "engine": {"launch": "fake", "count": 2},
+        "agents": {"helper": agent},
+        "update": {"canary": 0.1},
+    }
+    Settings.parse(values)
+    with pytest.raises(ConfigError, match=why):
+        Settings.parse(values | changes)

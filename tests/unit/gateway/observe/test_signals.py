@@ -8,8 +8,8 @@ from gateway.observe.signals import StepFigures, judge
 from trainer.loop.episode_counts import FailedEpisodes
 
 
-def signals(steps: StepFigures, **reasons: int) -> dict[str, dict[str, Any]]:
-    return {signal["name"]: signal for signal in judge(steps, reasons, 10, 1, 0, 0, {}, 0)}
+def signals(steps: StepFigures, fall: float | None = None, **reasons: int) -> dict[str, dict[str, Any]]:
+    return {signal["name"]: signal for signal in judge(steps, reasons, 10, 1, 0, 0, {}, 0, fall)}
 
 
 def test_a_figure_is_of_the_newest_step_that_has_it_and_names_that_step() -> None:
@@ -32,6 +32,12 @@ def test_equal_rewards_are_judged_before_the_filter_where_that_is_known() -> Non
     assert judged["in_step"]["figure"] == "equal_reward_groups_all"
     old = signals(StepFigures({"equal_reward_groups": (0.2, 3)}, True))["equal_reward_groups"]
     assert (old["value"], old["state"]) == (0.2, "ok")
+
+
+def test_a_fall_of_live_rewards_is_an_alarm_and_is_shown_where_it_is_known() -> None:
+    assert "live_reward_fall" not in signals(StepFigures())
+    states = [signals(StepFigures(), fall)["live_reward_fall"]["state"] for fall in (0.0, 0.2)]
+    assert states == ["ok", "bad"]
 
 
 def test_failures_of_all_time_and_of_a_step_are_two_values_with_one_range() -> None:
