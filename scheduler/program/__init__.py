@@ -80,7 +80,8 @@ class ControlProgram(Program):
         """Yield what readers of a recording need of the present state, as the events that report it, each with its model."""
         yield from ((None, fact) for fact in self.lending.facts())
         for name, placement in self.placements.items():
-            yield from ((name, fact) for fact in placement.facts())
+            steps = (*self.fleets[name].steps(), *self.updates[name].steps())
+            yield from ((name, fact) for fact in (*placement.facts(), *steps))
 
 
 def _placement(model: dict[str, Any]) -> PlacementSettings:

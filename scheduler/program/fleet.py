@@ -16,6 +16,7 @@ decides its version. Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,6 +78,14 @@ class FleetSettings:
     """Seconds after which an engine that was up once and was given up is restarted."""
     insist: bool = False
     """True if another program starts the engines, so that one that was never up may appear later."""
+
+
+_STEPS: dict[Phase, Step] = {
+    "launching": "launch",
+    "waking": "wake",
+    "falling_asleep": "sleep",
+    "draining": "drain",
+}
 
 
 @dataclass(slots=True)
@@ -162,6 +171,12 @@ class Fleet(Reactor):
         self.reaction(
             self._emit, on=every, writes=[self.commands, self.unavailable, self.asleep, self.verdict]
         )
+
+    def steps(self) -> Iterator[StepCommand]:
+        """Yield the step of each engine that is on its way."""
+        for name, life in self._lives.items():
+            if step := _STEPS.get(life.phase):
+                yield StepCommand(name, step, life.version)
 
     def _on_started(self, now: Context) -> None:
         self._version = self._live = now[self.started].version

@@ -23,6 +23,7 @@ requests end under the version that they began with. Owns each engine's confirme
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -182,6 +183,12 @@ class WeightUpdate(Reactor):
             *(self.step_timeout, self.next_update, self.first_pull),
         ]
         self.reaction(self._advance, on=every, writes=effects)
+
+    def steps(self) -> Iterator[StepCommand]:
+        """Yield the running step of each engine."""
+        for name, progress in self._progress.items():
+            if progress.step is not None:
+                yield StepCommand(name, progress.step, progress.target)
 
     def _on_started(self, now: Context) -> None:
         self._target = now[self.started].version

@@ -101,7 +101,7 @@ async def test_feedback_rewards_a_reply_by_its_id(stage: Stage) -> None:
         return await stage[0].http.post("/v1/feedback", json=body, headers=headers)
 
     posted = await post(OTHER, id=call, reward=0.5)
-    assert posted.json() == {"id": call, "episode_id": episode, "reward": 0.5}
+    assert posted.json() == {"id": call, "episode_id": episode, "reward": 0.5, "outcome": "open"}
     assert (await stage[0].admin.episode(episode))["calls"][0]["reward"] == 0.5
     assert code(await post(SHY, id=call, reward=1.0)) == (404, "no_call")
     assert code(await post(OTHER, id="chatcmpl-none", reward=1.0)) == (404, "no_call")

@@ -39,8 +39,8 @@ def published(name: str) -> Any:
 def test_a_window_that_begins_after_the_short_rows_is_seen() -> None:
     attend: Any = attention.attend
 
-    def without_window(*tensors: Any) -> Any:
-        return attend(*tensors[:-1], replace(tensors[-1], window=None))
+    def without_window(forest: Any, query: Any, key: Any, value: Any, scoring: Any, *kernel: Any) -> Any:
+        return attend(forest, query, key, value, replace(scoring, window=None), *kernel)
 
     check("mistral", sliding_window=LATE)
     with (
