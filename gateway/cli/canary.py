@@ -35,7 +35,12 @@ def show(gateway: Url = _URL, admin_key: AdminKey = None, model: Model = None, a
 
 @app.command()
 def hold(gateway: Url = _URL, admin_key: AdminKey = None, model: Model = None, as_json: Json = False) -> None:
-    """Keep the running trial as it is, whatever its test finds, until you promote, return or resume it."""
+    """Keep the running trial as it is, whatever its test finds, until you promote, return or resume it.
+
+    Example:
+
+      gateway canary hold
+    """
     _act("hold", gateway, admin_key, model, as_json)
 
 
@@ -43,7 +48,12 @@ def hold(gateway: Url = _URL, admin_key: AdminKey = None, model: Model = None, a
 def resume(
     gateway: Url = _URL, admin_key: AdminKey = None, model: Model = None, as_json: Json = False
 ) -> None:
-    """Leave the running trial to its test again."""
+    """Leave the running trial to its test again.
+
+    Example:
+
+      gateway canary resume
+    """
     _act("resume", gateway, admin_key, model, as_json)
 
 
@@ -51,7 +61,12 @@ def resume(
 def promote(
     gateway: Url = _URL, admin_key: AdminKey = None, model: Model = None, as_json: Json = False
 ) -> None:
-    """Make the version on trial live for all conversations."""
+    """Make the version on trial live for all conversations.
+
+    Example:
+
+      gateway canary promote
+    """
     _act("promote", gateway, admin_key, model, as_json)
 
 
@@ -59,7 +74,12 @@ def promote(
 def rollback(
     gateway: Url = _URL, admin_key: AdminKey = None, model: Model = None, as_json: Json = False
 ) -> None:
-    """Return the version on trial: it is bad, no engine loads it again, and its tokens are not trained."""
+    """Return the version on trial: it is bad, no engine loads it again, and its tokens are not trained.
+
+    Example:
+
+      gateway canary rollback
+    """
     _act("rollback", gateway, admin_key, model, as_json)
 
 

@@ -223,7 +223,7 @@ class Engines:
     def _candidates(self, request: EngineRequest) -> list[OpenEngine]:
         """Return the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
         if len(self.open) == 1:
-            return [engine for engine in self.open.values() if engine.version >= request.version]
+            return [engine for engine in self.open.values() if self._admits(engine.version, request.version)]
         self._file_changed()
         count, found = _LOOKED_AT + len(request.avoid), []
         late = self.choice.weighs and request.version < self.newest

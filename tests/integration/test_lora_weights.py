@@ -102,6 +102,8 @@ async def test_an_engine_that_is_killed_while_it_loads_comes_back_with_base_and_
         agents, done = start_agents(gateway, 3)
         await publish(gateway, 1, written[1])
         victim, other = slots(gateway)
+        for slot in (victim, other):
+            await until(lambda slot=slot: slot.state == "open" and slot.version == 1, f"{slot.name} has it")
         await gateway.fake("faults", victim, hold_load=True)
         publishing = asyncio.create_task(publish(gateway, 2, written[2]), name="publish")
         await until(lambda: 2 in gateway.model.versions._updates, "the update has begun")

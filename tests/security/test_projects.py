@@ -40,6 +40,8 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/evaluations": [{"params": {"model": "{model}"}}],
     LOG: [{"params": {"log": "{model}"}}],
     "GET /admin/v1/versions": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/canary": [{"params": {"model": "{model}"}}],
+    "POST /admin/v1/canary/{action}": [{"json": {"model": "{model}"}}],
     "GET /admin/v1/timeline": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/health": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/batches": [{"params": {"model": "{model}"}}],

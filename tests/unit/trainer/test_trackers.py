@@ -76,6 +76,7 @@ def two_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with two steps in its first start and one in its second, with all trackers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
+        patch.setattr(tracking, "FINISH_S", 300.0)  # the trackers' packages are imported in it
         return trained_twice(tmp_path_factory)
 
 

@@ -14,6 +14,7 @@ from trainer.loop import publication
 
 UPDATING = {"state": "updating", "bad": False, "why": "", "report": []}
 ON_TRIAL = {**UPDATING, "on_trial": True, "why": "on trial"}
+LIMIT_S = 600.0
 LIVE = {**UPDATING, "state": "live"}
 
 
@@ -22,14 +23,14 @@ async def publish(*records: dict[str, Any]) -> None:
     seconds, left = [0.0], list(records)
 
     async def respond(*_: Any) -> dict[str, Any]:
-        seconds[0] += PublishSettings().timeout_s * 2 / 3
+        seconds[0] += LIMIT_S * 2 / 3
         return left.pop(0)
 
     def now() -> float:
         return seconds[0]
 
     feed, weights = mock.Mock(publish=respond), mock.Mock(path=lambda version: Path(f"v{version}"))
-    waiting = publication.Publication(PublishSettings(), mock.Mock(), feed, weights, mock.Mock())
+    waiting = publication.Publication(PublishSettings(timeout_s=LIMIT_S), mock.Mock(), feed, weights, mock.Mock())
     with mock.patch("trainer.loop.publication.time.monotonic", now):
         await waiting._until_live(1, new_line=False)
 

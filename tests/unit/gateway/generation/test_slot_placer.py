@@ -191,7 +191,7 @@ async def coordinator(pool: EnginePool, tmp_path: Path) -> AsyncIterator[Coordin
         {"models": {"demo": {"path": "/m"}}, "control": {"recording": str(tmp_path / "control.jsonl")}}
     )
     models = {"demo": ModelEngines(pool, None, settings.engine)}  # type: ignore[arg-type]
-    host = Host(settings, models, PeerLoad(), leads)
+    host = Host(settings, models, PeerLoad(), leads, {"demo": 0})
     placement = ControlPlacement(host, "demo", pool, PeerLoad(), EngineModel())
     host.start()
     host.begin("demo", 0)
