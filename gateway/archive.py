@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api import console, errors, health
 from gateway.api.admin import (
     batches,
+    canary,
     engines,
     episode_pages,
     episode_tokens,
@@ -123,7 +124,17 @@ def create_archive(run: RecordedRun) -> FastAPI:
         """Report ready: a recorded run has neither engines nor a role to wait for."""
         return {"status": "ready"}
 
-    for module in (episode_pages, episode_tokens, episodes, batches, staleness, weights, engines, nodes):
+    for module in (
+        episode_pages,
+        episode_tokens,
+        episodes,
+        batches,
+        staleness,
+        weights,
+        canary,
+        engines,
+        nodes,
+    ):
         app.include_router(module.router)
     for module in (
         events,

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
-from tests.harness.gateways import run_gateway, settings_for
+from gateway.generation.slot import Slot
+from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.programs import sender_of
-from tests.harness.waiting import LONG_S
+from tests.harness.waiting import LONG_S, until
 from tests.harness.weights import fake_weights, probe_of, write_manifest_of_pieces
 from trainer.publish.shown import ShownVersion
 
 FILE = "model.safetensors"
+
+
+async def is_deeply_asleep(gateway: RunningGateway, slot: Slot) -> bool:
+    state: dict[str, Any] = await gateway.fake("state", slot)
+    return bool(state["asleep"] == 2)
 
 
 async def test_an_engine_wakes_with_the_version_in_its_trainers_memory(
@@ -45,7 +53,7 @@ async def test_an_engine_wakes_with_the_version_in_its_trainers_memory(
         [slot] = gateway.model.pool.slots.values()
         for version in (1, 2):
             await gateway.admin.pause_engine(slot.name, LONG_S)
-            assert (await gateway.fake("state", slot))["asleep"] == 2
+            await until(partial(is_deeply_asleep, gateway, slot), "it sleeps, which begins with its state")
             shown.fill(stored)
             shown.show(folders[version])
             record = await gateway.admin.publish(version, str(folders[version]), wait_s=LONG_S)

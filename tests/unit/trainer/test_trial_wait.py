@@ -30,7 +30,9 @@ async def publish(*records: dict[str, Any]) -> None:
         return seconds[0]
 
     feed, weights = mock.Mock(publish=respond), mock.Mock(path=lambda version: Path(f"v{version}"))
-    waiting = publication.Publication(PublishSettings(timeout_s=LIMIT_S), mock.Mock(), feed, weights, mock.Mock())
+    waiting = publication.Publication(
+        PublishSettings(timeout_s=LIMIT_S), mock.Mock(), feed, weights, mock.Mock()
+    )
     with mock.patch("trainer.loop.publication.time.monotonic", now):
         await waiting._until_live(1, new_line=False)
 
