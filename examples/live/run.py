@@ -111,9 +111,14 @@ class LiveDemo(Demo):
         """Publish a poisoned version, and kill the gateway during its trial; return the trial."""
         changes = [f"run.steps={version}", f"optimizer.lr={_POISONED_LR}"]
         sets = [part for change in changes for part in ("--set", change)]
-        publishing = asyncio.create_task(
-            self.command("examples.live.poisoned", "run", self.path("live.toml"), *sets), name="poisoned"
-        )
+
+        async def publish() -> None:
+            with suppress(
+                SystemExit
+            ):  # the trainer stops, because its version is bad; in a task it would end the loop
+                await self.command("examples.live.poisoned", "run", self.path("live.toml"), *sets)
+
+        publishing = asyncio.create_task(publish(), name="poisoned")
         async with GatewayClient(self.url) as client:
             while not (running := (await client.canary())["running"]) or not _conversations(running):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
@@ -126,8 +131,7 @@ class LiveDemo(Demo):
             while (await client.canary())["running"]:  # noqa: ASYNC110
                 await asyncio.sleep(1.0)
             trial: dict[str, Any] = (await client.canary())["ended"][0]
-        with suppress(SystemExit):  # the trainer stops, because its version is bad
-            await publishing
+        await publishing
         checkpoint = Path(self.path("trainer"), "checkpoints", folders.name_of(version))
         if checkpoint.exists():  # as its message requests
             shutil.rmtree(checkpoint)
