@@ -41,7 +41,6 @@ mode = "train"
 group_size = 1
 live = true
 idle_s = 6
-feedback_s = 600
 
 [graders.next]
 function = "examples.live.users:satisfied"
