@@ -14,24 +14,8 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from gateway.api import console, errors, health
-from gateway.api.admin import (
-    batches,
-    canary,
-    cluster,
-    deletions,
-    engines,
-    episode_pages,
-    episode_tokens,
-    episodes,
-    events,
-    history,
-    nodes,
-    peers,
-    run_files,
-    staleness,
-    trainer_steps,
-    weights,
-)
+from gateway.api.admin import cluster, deletions, history, peers, run_files, trainer_steps
+from gateway.api.admin.shown import SHOWN
 from gateway.api.context import Services
 from gateway.api.live_metrics import LiveMetrics
 from gateway.api.middleware.body_limit import BodyLimit
@@ -103,20 +87,7 @@ def _routes() -> list[BaseRoute]:
     routes = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY)
     for module in (chat, completions, responses, messages, models, feedback):
         routes.include_router(module.router)
-    # A list of episodes comes before one episode: `histogram` is not an id.
-    for module in (
-        episode_pages,
-        episode_tokens,
-        episodes,
-        batches,
-        staleness,
-        weights,
-        canary,
-        engines,
-        nodes,
-        events,
-        deletions,
-    ):
+    for module in (*SHOWN, deletions):
         routes.include_router(module.router)
     for module in (images, trainer_steps, run_files, history, health, peers, cluster):
         routes.include_router(module.router)

@@ -19,21 +19,8 @@ from sqlalchemy import Connection, select
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import console, errors, health
-from gateway.api.admin import (
-    batches,
-    canary,
-    engines,
-    episode_pages,
-    episode_tokens,
-    episodes,
-    events,
-    history,
-    nodes,
-    run_files,
-    staleness,
-    trainer_steps,
-    weights,
-)
+from gateway.api.admin import history, run_files, trainer_steps
+from gateway.api.admin.shown import SHOWN
 from gateway.api.context import DataPlane, Services
 from gateway.api.errors import error_response
 from gateway.api.middleware.head import Head
@@ -124,25 +111,8 @@ def create_archive(run: RecordedRun) -> FastAPI:
         """Report ready: a recorded run has neither engines nor a role to wait for."""
         return {"status": "ready"}
 
-    for module in (
-        episode_pages,
-        episode_tokens,
-        episodes,
-        batches,
-        staleness,
-        weights,
-        canary,
-        engines,
-        nodes,
-    ):
-        app.include_router(module.router)
-    for module in (
-        events,
-        trainer_steps,
-        run_files,
-        history,
-        health,
-    ):  # whose /readyz is of a gateway, and comes second
+    # health has the /readyz of a gateway, which comes second
+    for module in (*SHOWN, trainer_steps, run_files, history, health):
         app.include_router(module.router)
     console.install(app)
     errors.install(app)
