@@ -160,7 +160,7 @@ class LateFeedback:
 
 
 def _oldest(connection: Connection, model: str, episode_id: str) -> int | None:
-    """Return the oldest version that sampled a token which may be trained; None if there is no such token."""
+    """Return the oldest version that sampled a token which may be trained; None if it has none."""
     found = [
         int(np.min(turn.versions))
         for turn in turns.sampled(connection, model, [episode_id])

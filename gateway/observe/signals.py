@@ -178,7 +178,7 @@ def judge(
     `reasons`: ended episodes by reason; `calls`: recent calls, of which `truncated` were cut; `faulty`: replies with faulty tool
     calls; `failures`: of engines; `groups`: recent groups that ended, by the reason for which they were dropped, empty
     for the others; `slow`: running episodes that have used up half of their time; `fall`: by how much the live agents'
-    rewards fell; None: there is no such agent, or it has too few rewards.
+    rewards fell; None without such an agent, or with too few rewards.
     """
     ended = counted(reasons).total()
     lost = failed(reasons)

@@ -2,7 +2,7 @@
 
 Owns the state of the rule (`scheduler.policies.elastic`). One node is changed at a time; steps count only when all its engines or
 ranks have started. What limits the run (`scheduler.policies.limits`) predicts what a change gives, and the steps after it show
-what it gave; until then there is no other.
+what it gave; no other change begins before that.
 """
 
 from __future__ import annotations
